@@ -9,7 +9,7 @@ from unbroken.watch.errors import NotCheckedError
 
 LIBRARY = "libnvidia-ml.so.1"
 MAX_DEVICES = 32
-_MAX_LINKS = 36
+MAX_LINKS = 36
 _XID = 0x8
 _FIELD_RECOVERY_ACTION = 230
 _UNCORRECTED, _SINCE_LOAD = 1, 0
@@ -86,8 +86,11 @@ class GpuSample:
     not_told: tuple[str, ...] = ()
 
 
-class Nvml:
-    """The library, loaded and initialised. Any call may block for as long as the driver does."""
+class Library:
+    """The library, loaded and initialised, and what single calls answer. Any may block for as long as the driver does.
+
+    Each raises CallError where it does not answer.
+    """
 
     def __init__(self, library: Any = None) -> None:
         """Raises NotCheckedError where there is none, or no driver."""
@@ -95,18 +98,70 @@ class Nvml:
             self._library = ctypes.CDLL(LIBRARY) if library is None else library
         except OSError as error:
             raise NotCheckedError(f"{LIBRARY} cannot be loaded: {error}") from error
-        self._call("nvmlInit_v2")
+        self.call("nvmlInit_v2")
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function that returns a code."""
+        try:
+            function = getattr(self._library, name)
+        except AttributeError as error:
+            raise CallError(f"{LIBRARY} has no {name}", 13) from error
+        _check(name, function(*arguments))
+
+    def num_devices(self) -> int:
+        """Return how many there are."""
+        count = ctypes.c_uint()
+        self.call("nvmlDeviceGetCount_v2", ctypes.byref(count))
+        return count.value
+
+    def device(self, name: int | str) -> ctypes.c_void_p:
+        """Return a device by its number, or by its UUID."""
+        device = ctypes.c_void_p()
+        if isinstance(name, int):
+            self.call("nvmlDeviceGetHandleByIndex_v2", name, ctypes.byref(device))
+        else:
+            self.call("nvmlDeviceGetHandleByUUID", name.encode(), ctypes.byref(device))
+        return device
+
+    def bus_id(self, device: ctypes.c_void_p) -> str:
+        """Return the address of a device as /sys has it, such as 0000:3b:00.0."""
+        pci = _Pci()
+        self.call("nvmlDeviceGetPciInfo_v3", device, ctypes.byref(pci))
+        domain, _, rest = pci.bus_id.decode(errors="replace").lower().partition(":")
+        return f"{domain[-4:]}:{rest}" if rest else ""
+
+    def recovery_action(self, device: ctypes.c_void_p) -> int:
+        """Return what the driver wants done."""
+        value = _Field(field_id=_FIELD_RECOVERY_ACTION)
+        self.call("nvmlDeviceGetFieldValues", device, 1, ctypes.byref(value))
+        # The call may be well and the field not.
+        _check("recovery action", value.code)
+        return int(value.value.as_uint)
+
+    def is_link_active(self, device: ctypes.c_void_p, link: int) -> bool:
+        """Return whether an NVLink is active."""
+        state = ctypes.c_uint()
+        self.call("nvmlDeviceGetNvLinkState", device, link, ctypes.byref(state))
+        return bool(state.value)
+
+
+class Nvml:
+    """What the watch reads of the devices of its pod."""
+
+    def __init__(self, library: Any = None) -> None:
+        """Raises NotCheckedError where there is none, or no driver."""
+        self._library = Library(library)
+        self._call = self._library.call
 
     def devices(self, visible: str = "") -> list[Gpu]:
         """Return the devices of this pod. `visible`: NVIDIA_VISIBLE_DEVICES; a privileged pod sees those of others.
 
         Raises NotCheckedError where there are none.
         """
-        count = ctypes.c_uint()
-        self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
+        count = self._library.num_devices()
         wanted = {name.strip() for name in visible.split(",") if name.strip().startswith("GPU-")}
         found = []
-        for index in range(min(count.value, MAX_DEVICES)):
+        for index in range(min(count, MAX_DEVICES)):
             try:
                 gpu = self._device(index)
             except CallError as error:
@@ -115,7 +170,7 @@ class Nvml:
             if not wanted or gpu.uuid in wanted or gpu.handle < 0:
                 found.append(gpu)
         if not found:
-            raise NotCheckedError(f"none of {count.value} GPUs is one of this pod")
+            raise NotCheckedError(f"none of {count} GPUs is one of this pod")
         return found
 
     def read(self, gpu: Gpu) -> GpuSample:
@@ -144,11 +199,7 @@ class Nvml:
         return GpuSample(gpu.uuid, 0, readings, links, tuple(not_told))
 
     def _recovery_action(self, device: ctypes.c_void_p) -> Sequence[int]:
-        value = _Field(field_id=_FIELD_RECOVERY_ACTION)
-        self._call("nvmlDeviceGetFieldValues", device, 1, ctypes.byref(value))
-        # The call may be well and the field not.
-        _check("recovery action", value.code)
-        return (int(value.value.as_uint),)
+        return (self._library.recovery_action(device),)
 
     def _remapped_rows(self, device: ctypes.c_void_p) -> Sequence[int]:
         values = [ctypes.c_uint() for _ in range(4)]
@@ -168,15 +219,15 @@ class Nvml:
     def _links(self, device: ctypes.c_void_p, readings: dict[str, int]) -> dict[int, bool]:
         """Return the state of each NVLink, and add up their recoveries."""
         links: dict[int, bool] = {}
-        for link in range(_MAX_LINKS):
-            state, count = ctypes.c_uint(), ctypes.c_ulonglong()
+        for link in range(MAX_LINKS):
+            count = ctypes.c_ulonglong()
             try:
-                self._call("nvmlDeviceGetNvLinkState", device, link, ctypes.byref(state))
+                is_active = self._library.is_link_active(device, link)
             except CallError:
                 if not links:
                     break  # The first tells whether there are any: 36 refusals of each device would cost more.
                 continue
-            links[link] = bool(state.value)
+            links[link] = is_active
             try:
                 self._call("nvmlDeviceGetNvLinkErrorCounter", device, link, _LINK_RECOVERIES, ctypes.byref(count))
             except CallError:
@@ -185,25 +236,16 @@ class Nvml:
         return links
 
     def _device(self, index: int) -> Gpu:
-        device, uuid, pci = ctypes.c_void_p(), ctypes.create_string_buffer(96), _Pci()
-        self._call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(device))
-        name = f"GPU {index}"
+        device, uuid = self._library.device(index), ctypes.create_string_buffer(96)
+        name, bus_id = f"GPU {index}", ""
         try:
             self._call("nvmlDeviceGetUUID", device, uuid, len(uuid))
             name = uuid.value.decode(errors="replace")[:96] or name
-            self._call("nvmlDeviceGetPciInfo_v3", device, ctypes.byref(pci))
+            bus_id = self._library.bus_id(device)
         except CallError as error:
             if error.code in (_LOST, _RESET_REQUIRED):
                 raise
-        domain, _, rest = pci.bus_id.decode(errors="replace").lower().partition(":")
-        return Gpu(name, device.value or 0, f"{domain[-4:]}:{rest}" if rest else "")
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        try:
-            function = getattr(self._library, name)
-        except AttributeError as error:
-            raise CallError(f"{LIBRARY} has no {name}", 13) from error
-        _check(name, function(*arguments))
+        return Gpu(name, device.value or 0, bus_id)
 
     def listen(self, gpus: Sequence[Gpu]) -> "Events":
         """Return what waits for events of these devices. Raises NotCheckedError where none can be listened to."""
