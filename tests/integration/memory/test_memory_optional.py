@@ -14,10 +14,10 @@ WORKLOAD = ROOT / "tests/integration/sidecar/memory_workload.py"
 LIMIT_S = 240.0
 
 
-def torchrun(folder: Path, memory: str, *faults: str) -> "subprocess.CompletedProcess[str]":
-    """Train with two workers in standalone mode."""
+def torchrun(folder: Path, memory: str, *faults: str, num_workers: int = 2) -> "subprocess.CompletedProcess[str]":
+    """Train with some workers in standalone mode."""
     folder.mkdir()
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_workers}"]
     environment = {
         **os.environ,
         "UNBROKEN_MEMORY": memory,
@@ -56,7 +56,7 @@ def test_the_standalone_mode_keeps_checkpoints_in_memory_if_it_is_told_a_size(tm
 
 @pytest.mark.timeout(600)
 def test_a_size_that_is_none_is_told_to_the_workers(tmp_path: Path) -> None:
-    done = torchrun(tmp_path / "wrong", "much")
+    done = torchrun(tmp_path / "wrong", "much", num_workers=1)
     assert done.returncode != 0
     assert "UNBROKEN_MEMORY: want bytes, or a number with Ki, Mi, Gi or Ti, such as 2Gi, got 'much'" in done.stderr
 

@@ -59,6 +59,9 @@ class RunningJob:
             "TEST_EVENTS": str(self._events),
             "TEST_DONE": str(self._done),
             "GLOO_SOCKET_IFNAME": "lo",
+            # aiohttp reads the system's authorities at its import, twice, in each process; nobody here trusts them.
+            "SSL_CERT_FILE": os.devnull,
+            "SSL_CERT_DIR": str(folder),
         }
         with self.errors.open("wb") as errors, self.output.open("wb") as output:
             self.process = subprocess.Popen(
