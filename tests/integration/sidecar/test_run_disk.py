@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from unbroken.memory.disk import steps_on_disk
 from unbroken.memory.lazy_state import make_lazy_state
 
-from .test_run_memory import losses, restored, train
+from .memory_runs import Calm, losses, restored, train
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 
@@ -33,16 +33,19 @@ def digest_of(checkpoint: Path) -> str:
     return digest.hexdigest()
 
 
-@pytest.mark.parametrize("kind", ["ddp", "hsdp"])
 def test_another_job_goes_on_from_the_disk_as_if_nothing_had_been(
-    start_job: Callable[..., Any], tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    start_job: Callable[..., Any], calm: Calm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An exception and a killed worker, each where a step is on its way to the disk; then a new job, without memory."""
-    train(start_job, tmp_path / "calm", kind)
+    """Shards, copies of them, and what all ranks have.
+
+    An exception and a killed worker, each where a step is on its way to the disk; then a new job, without memory.
+    """
+    # Before anything is set for the others.
+    wanted = calm("hsdp")
     disk = tmp_path / "disk"
     for name, value in (("DISK", str(disk)), ("DISK_EVERY", "4"), ("STATE", "1"), ("STEPS", "9"), ("INSIST", "1")):
         monkeypatch.setenv(f"TEST_{name}", value)
-    train(start_job, tmp_path / "broken", kind, "raise:0:1:3", "kill:1:2:5")
+    train(start_job, tmp_path / "broken", "hsdp", "raise:0:1:3", "kill:1:2:5")
     lines = [line.split() for line in (tmp_path / "broken" / "states").read_text().splitlines()]
     saved = {int(step): digest for _, what, step, digest in lines if what == "saved"}
     found = steps_on_disk(disk)
@@ -53,6 +56,6 @@ def test_another_job_goes_on_from_the_disk_as_if_nothing_had_been(
     assert len(sizes) == 4
     assert max(sizes) < 0.6 * sum(sizes)
     monkeypatch.setenv("TEST_STEPS", "12")
-    train(start_job, tmp_path / "later", kind)
+    train(start_job, tmp_path / "later", "hsdp")
     assert restored(tmp_path / "later") == {0: {"8"}}
-    assert losses(tmp_path / "broken") | losses(tmp_path / "later") == losses(tmp_path / "calm")
+    assert losses(tmp_path / "broken") | losses(tmp_path / "later") == wanted

@@ -8,7 +8,13 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from unbroken.memory.layout import Entry
@@ -61,8 +67,10 @@ def decide(contents: Sequence[bytes]) -> WritePlan:
     """Return who writes what, given what each rank says. Raises PlanError."""
     try:
         plans = [local_plan(json.loads(content)) for content in contents]
+        _check_same_form(plans)
         indices = [{key_of(item.index): index for index, item in enumerate(plan.items)} for plan in plans]
         chosen, metadata = DefaultSavePlanner().create_global_plan(plans)
+        _check_whole(metadata)
         of_rank = tuple(
             tuple(sorted(index[key_of(item.index)] for item in plan.items))
             for index, plan in zip(indices, chosen, strict=True)
@@ -79,6 +87,27 @@ def decide(contents: Sequence[bytes]) -> WritePlan:
 def key_of(index: MetadataIndex) -> Key:
     """Return what names an item in all plans."""
     return index.fqn, None if index.offset is None else tuple(index.offset)
+
+
+def _check_same_form(plans: Sequence[SavePlan]) -> None:
+    """Refuse a name that is not the same thing on all ranks: torch would take that of one of them. Raises PlanError."""
+    forms: dict[str, Any] = {}
+    parts: dict[Key, Any] = {}
+    for item in (item for plan in plans for item in plan.items):
+        data, key = item.tensor_data, key_of(item.index)
+        form = None if data is None else (tuple(data.size), data.properties.dtype)
+        part = None if data is None else tuple(data.chunk.sizes)
+        if forms.setdefault(key[0], form) != form or parts.setdefault(key, part) != part:
+            raise PlanError(f"{key[0][:200]}: its shape, type or part differs between ranks")
+
+
+def _check_whole(metadata: Metadata) -> None:
+    """Refuse a tensor of which no rank has some part; torch finds parts that overlap. Raises PlanError."""
+    for name, about in metadata.state_dict_metadata.items():
+        if isinstance(about, TensorStorageMetadata):
+            found = sum(torch.Size(chunk.sizes).numel() for chunk in about.chunks)
+            if found != about.size.numel():
+                raise PlanError(f"{name[:200]}: ranks have {found} of its {about.size.numel()} values")
 
 
 def _tensor_item(name: str, dtype: str, size: list[int], offsets: list[int], sizes: list[int]) -> WriteItem:
