@@ -126,9 +126,8 @@ class Epoch:
 
     def sweep(self) -> None:
         """Remove what is void. It may take long."""
-        for entry in os.scandir(self.folder / WORK):
-            if entry.name.startswith(_VOID):
-                shutil.rmtree(entry.path, ignore_errors=True)
+        for path in (self.folder / WORK).glob(f"{_VOID}*"):
+            shutil.rmtree(path, ignore_errors=True)
 
     def _aside(self) -> Path:
         return self.folder / WORK / f"{_VOID}{secrets.token_hex(8)}"

@@ -63,10 +63,12 @@ class DiskWriter:
                     break
                 self._take(*received)
             self._publish()
+            self._sweep()
         until_s = time.monotonic() + _LINGER_S
         while self._publisher is not None and self._publisher.is_waiting and time.monotonic() < until_s:
             self._publish()
             time.sleep(_LOOK_S)
+        self._sweep()
 
     def _take(self, order: WriteOrder, descriptors: list[int]) -> None:
         began_s = time.monotonic()
@@ -113,8 +115,6 @@ class DiskWriter:
             raise NotWrittenError("another iteration of the job, or another job, has begun")
         self._epoch = epoch
         self._publisher = Publisher(epoch, order.world_size, order.keep) if order.rank == 0 else None
-        if order.rank == 0:
-            epoch.sweep()
 
     def _publish(self) -> None:
         if self._publisher is None:
@@ -126,6 +126,9 @@ class DiskWriter:
             self._publisher = None
         except (OSError, ValueError) as error:
             logger.warning("checkpoint not made whole on the disk: %s", error)
+
+    def _sweep(self) -> None:
+        """Remove what is void: it may take long, so no slot is held meanwhile."""
         if self._epoch is not None and self._publisher is not None:
             self._epoch.sweep()
 
@@ -179,4 +182,4 @@ def _read_plan(epoch: Epoch, rank: int, has: str) -> Json | None:
         if epoch.is_void():
             raise NotWrittenError("another iteration of the job, or another job, has begun") from None
         return None
-    return plan if plan["has"] == has else None
+    return plan if plan.get("has") == has else None
