@@ -79,6 +79,8 @@ class FakeNode:
             self.pods[uid] = runner = PodRunner(new, self._context)
             if self.is_down:
                 runner.crash()
+            elif self.is_silent:
+                runner.fall_silent()
             task = runner.start(self._forget)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -99,9 +101,11 @@ class FakeNode:
             runner.crash()
 
     def fall_silent(self) -> None:
-        """Renew neither lease nor status, as a kubelet that hangs; its processes run on."""
+        """Renew neither lease nor status, of node and pods, as a kubelet that hangs; its processes run on."""
         log.warning("node falls silent: node=%s pods=%d", self.spec.name, len(self.pods))
         self.is_silent = True
+        for runner in self.pods.values():
+            runner.fall_silent()
 
     def recover(self) -> None:
         """Come back with the pods that the API server still has here."""

@@ -101,6 +101,10 @@ class PodRunner:
         for run in self._runs.values():
             run.kill()
 
+    def fall_silent(self) -> None:
+        """The node says nothing any more; what runs goes on."""
+        self._writer.pause()
+
     def recover(self) -> None:
         """The node is back: go on with what is left."""
         self._is_down = False
