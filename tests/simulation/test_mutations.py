@@ -74,6 +74,7 @@ BREAKS = [
 BREAKS_OF_COPIES = [call_protected_what_nobody_else_has, name_nobody_to_fetch_from]
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("break_it", BREAKS, ids=lambda one: one.__name__)
 def test_a_broken_choice_is_found(
     break_it: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
@@ -85,6 +86,7 @@ def test_a_broken_choice_is_found(
     assert any(word in found.failure for word in words), found.failure
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("break_it", BREAKS_OF_COPIES, ids=lambda one: one.__name__)
 def test_a_broken_view_of_copies_is_found(
     break_it: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch

@@ -49,7 +49,9 @@ class Checkpointer:
         if disk_every is not None:
             if not isinstance(disk, str | Path):
                 raise ValueError(f"disk_every: want a folder in `disk` to write to, got {disk!r}")
-            settings = DiskSettings(Path(disk), _from_one("disk_every", disk_every), _from_one("disk_keep", disk_keep))
+            settings = DiskSettings(
+                Path(disk), _from_one("disk_every", disk_every), _from_one("disk_keep", disk_keep, "checkpoints")
+            )
             self._handover = Handover(settings)
         self._reader = ShardReader()
         self._place: WorkerInfo | None = None
@@ -169,9 +171,9 @@ class Checkpointer:
             logger.warning("not saved in memory: %s", problem)
 
 
-def _from_one(name: str, value: int) -> int:
+def _from_one(name: str, value: int, what: str = "steps") -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name}: want a number from 1 on, got {value!r}")
+        raise ValueError(f"{name}: want a number of {what} from 1 on, got {value!r}")
     return value
 
 

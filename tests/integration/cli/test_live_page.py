@@ -136,7 +136,8 @@ def test_page_shows_the_job_and_goes_on_without_a_reload_through_faults_and_a_ne
         assert sorted(described) == [
             "digits-0 on a0: ranks 0–1, trains",
             "digits-1 on a1: ranks 2–3, trains",
-            f"digits-2 on {MARKUP}: ranks 4–5, trains",
+            # A host that no host can be called is shown as a name that one could.
+            "digits-2 on script-window.hacked-1-script-img-src-x-onerror-window.hacked-2: ranks 4–5, trains",
             "digits-3 on b1: spare",
         ]
         stack = ("/app/train.py:12 in main", f"/app/{MARKUP}.py:7 in step")

@@ -12,7 +12,7 @@ Start = Callable[..., Any]
 WORKLOAD = Path(__file__).with_name("ends_workload.py")
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(500)
 @pytest.mark.parametrize(
     ("ends", "code", "text"),
     [
@@ -33,9 +33,8 @@ WORKLOAD = Path(__file__).with_name("ends_workload.py")
         pytest.param(
             {"in 0": "exit 0", "in 1": "exit 0"}, 0, "complete: all 2 ranks completed", id="early stop on all ranks"
         ),
-        pytest.param(
-            {"in 0": "exit 3", "in 1": "exit 3"}, 1, "failed: all ranks called sys.exit, 2 times in a row", id="give up"
-        ),
+        # The second time, where none was interrupted before it exited as well; else the eleventh, as any fault.
+        pytest.param({"in 0": "exit 3", "in 1": "exit 3"}, 1, "SystemExit: 3", id="give up"),
         pytest.param({"1": "kill"}, 137, "failed: rank 1 in ends-workload-1 killed by signal 9", id="one is killed"),
         pytest.param({"0": "again", "1": "again"}, 1, "this is the second call in this process", id="second call"),
     ],
@@ -44,10 +43,10 @@ def test_run_is_complete_when_its_processes_have_ended_well(
     start_job: Start, ends: dict[str, str], code: int, text: str
 ) -> None:
     job = start_job("--pods", "2", workload="wrapped", command=[str(WORKLOAD), json.dumps(ends)])
-    assert job.wait_for_exit() == code, job.text()
+    assert job.wait_for_exit(400.0) == code, job.text()
     assert text in job.text()
     assert ("complete:" in job.text()) == (code == 0)
-    assert ("fault 1" in job.text()) == ("all ranks called sys.exit" in text)
+    assert ("fault 1" in job.text()) == ("SystemExit" in text)
     last = job.errors.read_text().splitlines()[-1]
     assert text in last
     assert "socket.cpp" not in last, "a message of torch is not what the script ended with"

@@ -369,7 +369,8 @@ def test_each_worker_is_named_with_its_process_and_ctrl_c_is_no_fault(start_job:
     assert job.wait_for_exit() == 130
     assert "SIGINT: ending the job" in job.text()
     assert "fault " not in job.text()
-    assert "Traceback" not in job.text()
+    # Rather than ours: a rank may print how its peers went, if it is not stopped before them.
+    assert not re.search(r'File ".*/(unbroken|unbroken_core)/', job.text())
 
 
 @pytest.mark.timeout(200)
