@@ -84,13 +84,13 @@ class Checkpointer:
         _progress.newest_step = step
         if step % self._every:
             return Skipped(step, f"not due: every {self._every} steps")
-        arena = self._enter()
-        if arena is None or self._place is None:
-            return self._skip(step, _NO_JOB)
         is_for_disk = False
         if self._handover is not None:
             self._handover.catch_up()
             is_for_disk = self._handover.is_due(step)
+        arena = self._enter()
+        if arena is None or self._place is None:
+            return self._skip(step, _NO_JOB)
         result = arena.write(self._place, step, self._reader.read(state))
         if isinstance(result, Skipped):
             return self._skip(step, result.reason)

@@ -77,19 +77,19 @@ def test_a_killed_writer_costs_one_checkpoint_and_leaves_no_half_one(pod: LivePo
     pod.start()
     state, checkpointer = make_state(), Checkpointer(disk=tmp_path, disk_every=1)
     checkpointer.load(state)
-    checkpointer.save(state, 0)
+    checkpointer.save(state, 1)
     assert checkpointer.flush(LIMIT_S)
     first = writer()
     first.send_signal(signal.SIGSTOP)
-    checkpointer.save(state, 1)
+    checkpointer.save(state, 2)
     # The step before is in the other slot: memory never waits for the disk.
-    assert isinstance(checkpointer.save(state, 2), Saved)
+    assert isinstance(checkpointer.save(state, 3), Saved)
     first.kill()
     first.wait()
-    checkpointer.save(state, 3)
+    checkpointer.save(state, 4)
     assert checkpointer.flush(LIMIT_S)
-    # Step 2 waited for its turn, and has had it if it was still in memory then.
-    assert [step for step in steps_on_disk(tmp_path) if step != 2] == [3, 0]
+    # Step 3 waited for its turn, and has had it if it was still in memory then.
+    assert [step for step in steps_on_disk(tmp_path) if step != 3] == [4, 1]
 
 
 def test_what_an_earlier_iteration_has_not_made_whole_it_never_will(pod: LivePod, tmp_path: Path) -> None:
@@ -97,19 +97,60 @@ def test_what_an_earlier_iteration_has_not_made_whole_it_never_will(pod: LivePod
     state, checkpointer = make_state(), Checkpointer(disk=tmp_path, disk_every=1)
     checkpointer.load(state)
     step_once(state, 0)
-    checkpointer.save(state, 0)
+    checkpointer.save(state, 1)
     assert checkpointer.flush(LIMIT_S)
     late = writer()
     late.send_signal(signal.SIGSTOP)
-    checkpointer.save(state, 1)
+    checkpointer.save(state, 2)
     pod.be(iteration=1)
     again = Checkpointer(disk=tmp_path, disk_every=1)
-    assert again.load(state) == 1  # From memory: it was sealed there.
+    assert again.load(state) == 2  # From memory: it was sealed there.
     late.send_signal(signal.SIGCONT)
     again.save(state, 5)
     assert again.flush(LIMIT_S)
-    assert steps_on_disk(tmp_path) == [5, 0]
+    assert steps_on_disk(tmp_path) == [5, 1]
     wait_until(lambda: len(list((tmp_path / WORK).iterdir())) == 1, "what is void to be gone")
+
+
+def test_a_full_disk_is_told_in_a_line_and_gives_its_room_back(
+    pod: LivePod, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pod.start()
+    state, checkpointer = make_state(), Checkpointer(disk=tmp_path, disk_every=1)
+    checkpointer.load(state)
+    (epoch,) = (tmp_path / WORK).iterdir()
+    (epoch / "step-1").mkdir()
+    (epoch / "step-1" / "__0_0.distcp").symlink_to("/dev/full")
+    checkpointer.save(state, 1)
+    left = epoch / "step-1"
+    wait_until(lambda: not checkpointer.flush(0.5) and not list(left.iterdir()), "the room to be given back")
+    checkpointer.save(state, 2)
+    assert checkpointer.flush(LIMIT_S)
+    assert steps_on_disk(tmp_path) == [2]
+    said = capfd.readouterr().err
+    assert "not written to the disk: step=1 rank=0: [Errno 28] No space left on device" in said
+    assert "Traceback" not in said
+
+
+def test_flush_says_that_nothing_is_on_the_disk(pod: LivePod, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without memory, and where another job has begun in the folder."""
+    pod.start()
+    state, checkpointer = make_state(), Checkpointer(disk=tmp_path, disk_every=1)
+    checkpointer.load(state)
+    assert checkpointer.flush(0), "nothing was due"
+    writer().send_signal(signal.SIGSTOP)
+    checkpointer.save(state, 1)
+    Epoch(tmp_path, "other", 0, 1, 7).begin()
+    writer().send_signal(signal.SIGCONT)
+    assert not checkpointer.flush(LIMIT_S)
+    assert "step 1 is not on the disk: another iteration of the job, or another job, has begun" in caplog.text
+    pod.be_outside()
+    pod.be_new_process()
+    without = Checkpointer(disk=tmp_path, disk_every=1)
+    without.load(state)
+    without.save(state, 1)
+    assert not without.flush(LIMIT_S)
+    assert "step 1 is not on the disk: not all ranks could save it in memory" in caplog.text
 
 
 def test_what_the_user_has_written_is_neither_replaced_nor_removed(pod: LivePod, tmp_path: Path) -> None:
@@ -133,7 +174,7 @@ def test_without_a_load_or_a_folder_that_can_be_written_training_goes_on(
 ) -> None:
     pod.start()
     state = make_state()
-    assert isinstance(Checkpointer(disk=tmp_path, disk_every=1).save(state, 0), Saved)
+    assert isinstance(Checkpointer(disk=tmp_path, disk_every=1).save(state, 1), Saved)
     assert "`load` was not called at the beginning of this iteration" in caplog.text
     (tmp_path / "file").touch()
     checkpointer = Checkpointer(disk=tmp_path / "file", disk_every=1)
@@ -174,18 +215,17 @@ def test_the_rename_that_comes_first_wins(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [WORK, "step-1", "step-2"]
 
 
-def test_a_step_of_a_dead_timeline_gives_way(tmp_path: Path) -> None:
-    """An iteration that went on from an older step voids the later ones of those before it; nobody else's."""
-    old, new = (Epoch(tmp_path, "job", iteration, 1, iteration) for iteration in (1, 2))
-    for epoch, steps in ((old, (10, 20, 30)), (new, (20,))):
+def test_the_newest_stay_whichever_job_has_made_them(tmp_path: Path) -> None:
+    """A second job counts its iterations from 0 again, and goes on from the last step of the first."""
+    first, second = Epoch(tmp_path, "job", 4, 2, 1), Epoch(tmp_path, "job", 0, 1, 2)
+    for epoch, steps in ((first, (10, 20, 30)), (second, (40,))):
         epoch.begin()
         for step in steps:
             epoch.parts(step).mkdir()
-            mark = {"job": epoch.job, "iteration": epoch.iteration, "term": epoch.term, "step": step}
-            (epoch.parts(step) / MARK).write_text(json.dumps(mark))
+            (epoch.parts(step) / MARK).write_text(json.dumps(epoch.mark))
             epoch.publish(step)
-            epoch.retain(step, 3)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [WORK, "step-10", "step-20"]
-    assert json.loads((tmp_path / "step-20" / MARK).read_text())["iteration"] == 2
-    new.sweep()
-    assert [path.name for path in (tmp_path / WORK).iterdir()] == [new.name]
+            epoch.retain(3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [WORK, "step-20", "step-30", "step-40"]
+    assert (first.is_whole(30), second.is_whole(30), second.is_whole(40)) == (True, False, True)
+    second.sweep()
+    assert [path.name for path in (tmp_path / WORK).iterdir()] == [second.name]

@@ -66,10 +66,15 @@ class Epoch:
         for part in ("has", "plan"):
             (self.work / part).mkdir(parents=True, exist_ok=True)
 
+    @property
+    def mark(self) -> dict[str, Any]:
+        """What its checkpoints say of themselves."""
+        return {"job": self.job, "iteration": self.iteration, "term": self.term, "nonce": self.nonce}
+
     def is_whole(self, step: int) -> bool:
         """Whether this iteration has made a step whole."""
         mark = read_mark(self.whole(step))
-        return mark is not None and (mark.get("job"), mark.get("iteration")) == (self.job, self.iteration)
+        return mark is not None and {name: mark.get(name) for name in self.mark} == self.mark
 
     def is_void(self) -> bool:
         """Whether another iteration has begun."""
@@ -100,7 +105,7 @@ class Epoch:
                 raise
         if read_mark(target) is None:
             raise FileExistsError(errno.EEXIST, "there is another checkpoint of this step", str(target))
-        # Of an iteration that was given up: this one went on from an older step.
+        # Of an iteration, or a job, that this one did not go on from.
         aside = self._aside()
         target.rename(aside)
         try:
@@ -109,20 +114,11 @@ class Epoch:
             aside.rename(target)
             raise
 
-    def retain(self, step: int, num: int) -> None:
-        """A step is whole: void what it replaces, and all but the newest that were made here. Raises OSError."""
-        made: list[tuple[bool, int, int, int]] = []
-        for other in _numbers(self.folder):
-            mark = read_mark(self.whole(other))
-            if mark is not None:
-                is_own = mark.get("job") == self.job
-                made.append((is_own, _number(mark, "iteration"), _number(mark, "term"), other))
-        own = (True, self.iteration, self.term)
-        # What an earlier iteration has made of later steps: this one did not go on from it.
-        dead = [one for one in made if one[:3] < own and one[3] > step]
-        kept = sorted(set(made) - set(dead), reverse=True)
-        for one in (*dead, *kept[num:]):
-            self.void(self.whole(one[3]))
+    def retain(self, num: int) -> None:
+        """Remove all but the newest whole checkpoints that were made here. Raises OSError."""
+        made = [step for step in sorted(_numbers(self.folder), reverse=True) if read_mark(self.whole(step)) is not None]
+        for step in made[num:]:
+            self.void(self.whole(step))
 
     def sweep(self) -> None:
         """Remove what is void. It may take long."""
@@ -156,11 +152,6 @@ def read_mark(checkpoint: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def _number(mark: dict[str, Any], name: str) -> int:
-    value = mark.get(name)
-    return value if isinstance(value, int) else -1
 
 
 def sync(path: Path) -> None:

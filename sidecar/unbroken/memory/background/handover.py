@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 Names = Mapping[str, Sequence[Any]]
 _LOOK_S = 0.1
 _MOST_ORDERED = 63
+_LAST_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class Handover:
     def __init__(self, settings: DiskSettings) -> None:
         self._settings = settings
         self._epoch: Epoch | None = None
-        self._before, self._step = -1, -1
-        """The steps of the two last saves that were due, or the one that was loaded."""
+        self._newest = 0
+        """The last step that was ordered, or that all ranks went back to."""
         self._newest_due = -1
         self._due: _Due | None = None
         """What has not been ordered yet."""
@@ -67,22 +68,22 @@ class Handover:
         Raises OSError.
         """
         self._epoch, self._due, self._ordered = None, None, []
-        self._before = self._step = self._newest_due = -1
+        self._newest, self._newest_due = 0, -1
         nonce = gather([[secrets.randbits(62)]], 1)[0][0][0]
         job = hashlib.sha256(os.environ.get("TORCHELASTIC_RUN_ID", "").encode()).hexdigest()[:32]
         epoch = Epoch(self._settings.folder.absolute(), job, place.iteration, place.term, nonce)
         epoch.begin()
         self._epoch = epoch
+        # It takes a while to start, and no slot is kept for it before it has.
+        _child()
 
     def loaded(self, step: int | None) -> None:
         """All ranks went back to this step."""
-        self._before = self._step = -1 if step is None else step
+        self._newest = 0 if step is None else step
 
     def is_due(self, step: int) -> bool:
-        """Take note of a step that is saved; return whether it belongs on the disk. The same on all ranks."""
-        if step != self._step:  # A save that was skipped may be tried again.
-            self._before, self._step = self._step, step
-        is_due = step // self._settings.every != self._before // self._settings.every
+        """Return whether a step that is saved belongs on the disk: the first one in each interval that was saved."""
+        is_due = step // self._settings.every > self._newest // self._settings.every
         if is_due:
             self._newest_due = step
         return is_due
@@ -93,7 +94,7 @@ class Handover:
         While the disk still takes the one before, the newest that is due waits for its turn: see `catch_up`.
         `names`: where each name lies in the state's dictionaries.
         """
-        epoch = self._epoch
+        epoch, self._newest = self._epoch, step
         if epoch is None or (epoch.iteration, epoch.term) != (place.iteration, place.term):
             return f"step {step}: `load` was not called at the beginning of this iteration, or could not begin"
         problem = "" if self._due is None else f"step {self._due.step}: the disk is slower than `disk_every`"
@@ -144,11 +145,23 @@ class Handover:
         if newest_due < 0:
             return True
         step = max(common, default=-1)
+        problem = "" if step == newest_due else "not all ranks could save it in memory"
         while self._epoch is not None and step >= 0 and not self._epoch.is_whole(step):
-            if time.monotonic() > until_s:
-                return False
-            time.sleep(_LOOK_S)
-        return self._epoch is not None and step == newest_due
+            if self._epoch.is_void():
+                problem = "another iteration of the job, or another job, has begun in this folder"
+            elif time.monotonic() > until_s:
+                problem = f"step {step} is not whole after {seconds:g} s"
+            else:
+                if _Process.child is None or not _Process.child.is_alive:
+                    # Only what it has finished can still become whole.
+                    until_s = min(until_s, time.monotonic() + _LAST_S)
+                time.sleep(_LOOK_S)
+                continue
+            break
+        if problem or self._epoch is None:
+            logger.warning("step %d is not on the disk: %s", newest_due, problem or "`load` could not begin there")
+            return False
+        return True
 
 
 class _Child:
@@ -163,7 +176,8 @@ class _Child:
             self._process = subprocess.Popen(
                 command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
             )
-        self._is_busy = False
+        # Until it says that it has started.
+        self._is_busy = True
 
     @property
     def is_alive(self) -> bool:

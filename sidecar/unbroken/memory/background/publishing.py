@@ -44,7 +44,13 @@ class Publisher:
                 logger.warning("checkpoint for the disk given up, since a later one is whole: step=%d", step)
                 self._epoch.void(self._epoch.parts(step))
             elif len(self._parts(step)) == self._world_size:
-                self._publish(step)
+                try:
+                    self._publish(step)
+                except FileNotFoundError:
+                    raise
+                except Exception as error:  # torch says RuntimeError where a disk is full.
+                    logger.warning("checkpoint for the disk given up: step=%d: %s", step, innermost(error))
+                    self._epoch.void(self._epoch.parts(step))
 
     def _plan(self) -> None:
         folder = self._epoch.work / "has"
@@ -87,8 +93,7 @@ class Publisher:
             self._epoch.void(folder)
             return
         FileSystemWriter(folder).finish(replace(decision.metadata), [[_result(row) for row in rows]])
-        mark = {"job": self._epoch.job, "iteration": self._epoch.iteration, "term": self._epoch.term, "step": step}
-        write_json(folder / MARK, {**mark, "world_size": self._world_size})
+        write_json(folder / MARK, {**self._epoch.mark, "step": step, "world_size": self._world_size})
         for path in self._parts(step):
             path.unlink()
         sync(folder)
@@ -96,7 +101,17 @@ class Publisher:
         sync(self._epoch.folder)
         self.newest = max(self.newest, step)
         logger.info("checkpoint on the disk: step=%d folder=%s", step, self._epoch.whole(step))
-        self._epoch.retain(step, self._keep)
+        self._epoch.retain(self._keep)
+
+
+def innermost(error: BaseException) -> BaseException:
+    """Return the error of the operating system behind another one, if there is one: it says what is wrong."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError):
+            return seen
+        seen = seen.__cause__ or seen.__context__
+    return error
 
 
 def part_name(rank: int) -> str:

@@ -19,8 +19,8 @@ from typing import Any
 from unbroken.memory.background.epochs import Epoch, sync, write_json
 from unbroken.memory.background.orders import TAKEN, WriteOrder, receive
 from unbroken.memory.background.parts import write_part
-from unbroken.memory.background.plans import PlanError, describe
-from unbroken.memory.background.publishing import Publisher, digest, part_name
+from unbroken.memory.background.plans import describe
+from unbroken.memory.background.publishing import Publisher, digest, innermost, part_name
 from unbroken.memory.sources import Source, UnreadableError, adopt_source
 from unbroken_core.errors import WireError
 
@@ -33,6 +33,9 @@ PLAN_S = 60.0
 _DIGESTS_S = 120.0
 _LINGER_S = 60.0
 """How long the process of rank 0 waits for parts of others once its worker has ended."""
+
+
+_BEGUN = "another iteration of the job, or another job, has begun in this folder"
 
 
 class NotWrittenError(Exception):
@@ -49,6 +52,7 @@ class DiskWriter:
 
     def run(self) -> None:
         """Write what is ordered until the worker has ended."""
+        self._say_free()
         while True:
             is_waiting = self._publisher is not None and self._publisher.is_waiting
             if select.select([self._connection], [], [], _LOOK_S if is_waiting else None)[0]:
@@ -74,8 +78,9 @@ class DiskWriter:
         began_s = time.monotonic()
         try:
             written = self._write(order, descriptors)
-        except (NotWrittenError, UnreadableError, PlanError, OSError) as error:
-            logger.warning("not written to the disk: step=%d rank=%d: %s", order.step, order.rank, error)
+        except Exception as error:  # torch says RuntimeError where a disk is full.
+            logger.warning("not written to the disk: step=%d rank=%d: %s", order.step, order.rank, innermost(error))
+            self._remove_part(order)
         else:
             logger.info(
                 "written to the disk: step=%d rank=%d bytes=%d seconds=%.1f",
@@ -110,9 +115,16 @@ class DiskWriter:
         write_json(folder / part_name(order.rank), {"plan": plan["plan"], "rows": rows})
         return sum(row[4] for row in rows)
 
+    def _remove_part(self, order: WriteOrder) -> None:
+        """Give back the room of what was written in vain."""
+        if self._epoch is None:
+            return
+        for path in self._epoch.parts(order.step).glob(f"__{order.rank}_*"):
+            path.unlink(missing_ok=True)
+
     def _enter(self, epoch: Epoch, order: WriteOrder) -> None:
         if epoch.is_void():
-            raise NotWrittenError("another iteration of the job, or another job, has begun")
+            raise NotWrittenError(_BEGUN)
         self._epoch = epoch
         self._publisher = Publisher(epoch, order.world_size, order.keep) if order.rank == 0 else None
 
@@ -122,7 +134,7 @@ class DiskWriter:
         try:
             self._publisher.turn()
         except FileNotFoundError:
-            logger.info("no more checkpoints of this iteration: another one has begun")
+            logger.warning("no more checkpoints of this iteration on the disk: %s", _BEGUN)
             self._publisher = None
         except (OSError, ValueError) as error:
             logger.warning("checkpoint not made whole on the disk: %s", error)
@@ -150,6 +162,9 @@ class DiskWriter:
         for descriptor in descriptors:
             os.close(descriptor)
         descriptors.clear()
+        self._say_free()
+
+    def _say_free(self) -> None:
         try:
             self._connection.send(TAKEN, socket.MSG_DONTWAIT)
         except OSError:
@@ -180,6 +195,6 @@ def _read_plan(epoch: Epoch, rank: int, has: str) -> Json | None:
         plan = json.loads((epoch.work / "plan" / f"{rank}.json").read_bytes())
     except FileNotFoundError:
         if epoch.is_void():
-            raise NotWrittenError("another iteration of the job, or another job, has begun") from None
+            raise NotWrittenError(_BEGUN) from None
         return None
     return plan if plan.get("has") == has else None
