@@ -2,6 +2,8 @@
 
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore:torch
 def _no_child(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Each test has a writer of its own."""
     monkeypatch.setattr(handover._Process, "child", None)
+    monkeypatch.setattr(handover._Process, "num_quick", 0)
     yield
     child = handover._Process.child
     if child is not None:
@@ -130,6 +133,28 @@ def test_a_full_disk_is_told_in_a_line_and_gives_its_room_back(
     said = capfd.readouterr().err
     assert "not written to the disk: step=1 rank=0: [Errno 28] No space left on device" in said
     assert "Traceback" not in said
+
+
+def test_a_writer_that_cannot_start_is_not_started_at_each_save(
+    pod: LivePod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod.start()
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def start(*words: Any, **more: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*words, **more))
+        return started[-1]
+
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(subprocess, "Popen", start)
+    state, checkpointer = make_state(), Checkpointer(disk=tmp_path, disk_every=1)
+    checkpointer.load(state)
+    for step in range(1, 30):
+        started[-1].wait()
+        assert isinstance(checkpointer.save(state, step), Saved)
+    assert len(started) <= 4
+    assert not checkpointer.flush(LIMIT_S)
 
 
 def test_flush_says_that_nothing_is_on_the_disk(pod: LivePod, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

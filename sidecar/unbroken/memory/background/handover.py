@@ -26,6 +26,7 @@ Names = Mapping[str, Sequence[Any]]
 _LOOK_S = 0.1
 _MOST_ORDERED = 63
 _LAST_S = 10.0
+_QUICK_S, _MOST_QUICK = 60.0, 3
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,7 @@ class _Child:
 
     def __init__(self) -> None:
         self.owner = os.getpid()
+        self.started_s = time.monotonic()
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-P", "-m", "unbroken.memory.background", str(theirs.fileno())]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -207,12 +209,21 @@ class _Process:
     """What this process has started."""
 
     child: _Child | None = None
+    num_quick = 0
+    """Children in a row that ended soon after their start."""
 
 
 def _child() -> _Child:
-    """Return this process' child; start one where there is none. Raises OSError."""
+    """Return this process' child; start one where there is none. Raises OSError.
+
+    Where it ends again and again, that is not tried at each save: one that has ended is returned.
+    """
     child = _Process.child
     if child is None or not child.is_alive:
+        age_s = _QUICK_S if child is None or child.owner != os.getpid() else time.monotonic() - child.started_s
+        _Process.num_quick = _Process.num_quick + 1 if age_s < _QUICK_S else 0
+        if child is not None and _Process.num_quick > _MOST_QUICK and age_s < _QUICK_S:
+            return child
         if child is not None and child.owner == os.getpid():
             child.close()
         child = _Process.child = _Child()
