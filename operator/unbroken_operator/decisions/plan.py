@@ -46,13 +46,14 @@ from unbroken_operator.decisions.cleanup import (
 )
 from unbroken_operator.decisions.drift import drift, notices
 from unbroken_operator.decisions.lifecycle import deadline_left_s, without_ended_report
+from unbroken_operator.decisions.limits.batches import pods_a_plan
 from unbroken_operator.decisions.limits.retry import retry_delay_s
 from unbroken_operator.decisions.memory import STAND_BACK_S
 from unbroken_operator.decisions.moves import moves, num_extra
 from unbroken_operator.decisions.objects.affinity import AvoidedNodes, Preference
 from unbroken_operator.decisions.objects.manifests import rendezvous_pod, secret, service, tokens_secret
 from unbroken_operator.decisions.objects.network_policy import has_network_policy, network_policy
-from unbroken_operator.decisions.objects.training_pods import training_pod
+from unbroken_operator.decisions.objects.training_pods import DumpedTemplate, dumped_template, training_pod
 from unbroken_operator.decisions.reporting.events import events
 from unbroken_operator.decisions.reporting.rivals import rival_event, stands_back
 from unbroken_operator.decisions.reporting.silence import look_again_s
@@ -186,6 +187,8 @@ def _objects(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, fre
     num_missing = 0 if wait_s > 0 or is_ending else _num_missing(verdict, assessment)
     found = assessment.succession
     needs_rendezvous = found.leader is None and found.successor is None and _wait_for_any_s(snapshot) <= 0
+    dumped = dumped_template(verdict.spec) if num_missing else None
+    num_missing = min(num_missing, pods_a_plan(0 if dumped is None else dumped.size))
     num_held = _num_held(snapshot, num_missing + needs_rendezvous)
     needs_rendezvous = needs_rendezvous and num_held <= num_missing
     num_missing -= min(num_held, num_missing)
@@ -196,7 +199,7 @@ def _objects(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, fre
         if options.network_policy is not None and has_network_policy(verdict.spec):
             actions.append(CreateNetworkPolicy(network_policy(verdict.settings, options.network_policy)))
         actions.append(CreatePod(rendezvous_pod(verdict.spec, verdict.settings, free.rendezvous, options, before)))
-    new_pods = _new_pods(snapshot, verdict, assessment, free.pod, num_missing)
+    new_pods = _new_pods(snapshot, verdict, assessment, free.pod, num_missing, dumped=dumped)
     needed, ahead = _missing_tokens(snapshot, verdict, assessment, free.pod, len(new_pods))
     actions += [*needed, *new_pods, *ahead]
     actions += _deletions(snapshot, verdict, assessment)
@@ -291,7 +294,13 @@ def _wait_for_any_s(snapshot: Snapshot) -> float:
 
 
 def _new_pods(
-    snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, first: int, num_missing: int
+    snapshot: Snapshot,
+    verdict: ValidSpec,
+    assessment: Assessment,
+    first: int,
+    num_missing: int,
+    *,
+    dumped: DumpedTemplate | None,
 ) -> list[CreatePod]:
     roles = _roles_of_new_pods(verdict, assessment, num_missing)
     preferences: dict[int, tuple[Preference, ...]] = {}
@@ -316,6 +325,7 @@ def _new_pods(
                 snapshot.options_of_job,
                 preferences=preferences.get(index, ()),
                 avoided_nodes=avoided,
+                dumped=dumped,
             )
         )
         for index, role in enumerate(roles)
