@@ -188,7 +188,9 @@ def _objects(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, fre
     found = assessment.succession
     needs_rendezvous = found.leader is None and found.successor is None and _wait_for_any_s(snapshot) <= 0
     dumped = dumped_template(verdict.spec) if num_missing else None
-    num_missing = min(num_missing, pods_a_plan(0 if dumped is None else dumped.size))
+    batch = pods_a_plan(0 if dumped is None else dumped.size, snapshot.memory.num_refused_rounds)
+    # After a refusal a new rendezvous is the one pod that is tried: it is refused like any other.
+    num_missing = min(num_missing, batch - needs_rendezvous)
     num_held = _num_held(snapshot, num_missing + needs_rendezvous)
     needs_rendezvous = needs_rendezvous and num_held <= num_missing
     num_missing -= min(num_held, num_missing)
@@ -206,7 +208,8 @@ def _objects(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, fre
     actions += moves(snapshot, verdict.settings, assessment)
     changed = drift(snapshot, verdict.settings, assessment)
     actions += changed.actions
-    may_create = not needs_rendezvous and not num_held and _wait_for_any_s(snapshot) <= 0
+    is_trying = bool(new_pods) and snapshot.memory.num_refused_rounds > 0
+    may_create = not (needs_rendezvous or num_held or is_trying) and _wait_for_any_s(snapshot) <= 0
     successions = list(_succession(snapshot, verdict, assessment, free, may_create=may_create))
     actions += successions
     needs_rendezvous = needs_rendezvous or any(isinstance(action, CreatePod) for action in successions)

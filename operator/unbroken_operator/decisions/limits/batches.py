@@ -8,6 +8,11 @@ MAX_NEW_CHARACTERS = 8 << 20
 """Of all templates together: each pod has keys, variables and mounts of its own."""
 
 
-def pods_a_plan(template_size: int) -> int:
-    """Return the most pods that a plan makes of a template with so many characters."""
+def pods_a_plan(template_size: int, num_refused_rounds: int) -> int:
+    """Return the most pods that a plan makes of a template with so many characters.
+
+    After a refusal it is one, to see: the others would be refused as well, once each was made, sent and read.
+    """
+    if num_refused_rounds:
+        return 1
     return max(1, min(MAX_NEW_PODS, MAX_NEW_CHARACTERS // max(1, template_size)))
