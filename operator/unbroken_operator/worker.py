@@ -42,6 +42,7 @@ from unbroken_operator.decisions.actions import (
     within_budgets,
     without_lost_fields,
 )
+from unbroken_operator.decisions.admission import held
 from unbroken_operator.decisions.circles import NUM_FREE
 from unbroken_operator.decisions.lifecycle import job_outcome
 from unbroken_operator.decisions.limits.budgets import PLANS, Budget, full, spend, wait_s
@@ -86,7 +87,7 @@ class JobWorker:
     """Runs one job. `is_gone` tells that the API server has no such job any more."""
 
     def __init__(self, job: Mapping[str, Any], shared: Services) -> None:
-        self.job = job
+        self.job = job = held(job)
         self.key: JobKey = (job["metadata"]["namespace"], job["metadata"]["name"])
         self.uid: str = job["metadata"]["uid"]
         self.is_gone = False
@@ -122,6 +123,7 @@ class JobWorker:
         """Take the job as it is, though its version may be lower: etcd was restored from a backup."""
         if version_of(job) == version_of(self.job):
             return
+        job = held(job)
         if job["metadata"].get("generation") != self.job["metadata"].get("generation"):
             # A new spec deserves a new attempt at once. The memory may be in use, in a thread.
             self._has_new_spec = True

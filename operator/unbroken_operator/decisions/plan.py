@@ -32,7 +32,7 @@ from unbroken_operator.decisions.actions import (
     PushObservation,
     WriteStatus,
 )
-from unbroken_operator.decisions.admission import MAX_VIOLATION, InvalidSpec, ValidSpec, admit, admit_images
+from unbroken_operator.decisions.admission import MAX_VIOLATION, InvalidSpec, ValidSpec, admit, admit_images, with_spec
 from unbroken_operator.decisions.assessment import Assessment, assess, observation
 from unbroken_operator.decisions.circles import NUM_FREE, YOUNG_S, pause_s
 from unbroken_operator.decisions.cleanup import (
@@ -128,7 +128,7 @@ def _in_force(snapshot: Snapshot) -> tuple[Snapshot, ValidSpec | InvalidSpec]:
     verdict = _tried(admit_images(admit(snapshot.job), snapshot.options.rendezvous_images), snapshot)
     if isinstance(verdict, ValidSpec) or snapshot.memory.sound_spec is None:
         return snapshot, verdict
-    job = {**snapshot.job, "spec": snapshot.memory.sound_spec}
+    job = with_spec(snapshot.job, snapshot.memory.sound_spec)
     before = admit(job)
     if isinstance(before, InvalidSpec):
         return snapshot, verdict
