@@ -21,6 +21,7 @@ from unbroken_operator.api.pod_models import Variable
 from unbroken_operator.api.template_shapes import misshapen
 from unbroken_operator.decisions.limits.images import NOT_ALLOWED, image_violation, is_allowed
 from unbroken_operator.decisions.limits.refusals import OperatorRefusal
+from unbroken_operator.decisions.limits.weight import num_characters
 
 MAX_SHOWN = 8
 MAX_MESSAGE = 1900
@@ -31,6 +32,9 @@ MAX_VALUES, MAX_DEPTH = 10_000, 64
 _TOO_LARGE = "tooLarge"
 """Field of a job as it is held, and of no other: what is wrong with the size of its spec."""
 _HELD = ("name", "namespace", "uid", "generation", "resourceVersion", "creationTimestamp", "deletionTimestamp")
+MAX_TEMPLATE_CHARACTERS = 256 << 10
+"""In a pod's template: each pod is a copy of it, in etcd and in whoever watches pods."""
+MAX_CHARACTERS = 2 * MAX_TEMPLATE_CHARACTERS
 MAX_WARNINGS = 3
 MAX_KEYS, MAX_KEY = 3, 80
 """So many keys are named in one line, and so many characters of each."""
@@ -157,9 +161,21 @@ def _size_violation(spec: Any) -> str:
                     return f"spec: must have at most {MAX_VALUES} values, got more"
                 children += item.values() if isinstance(item, dict) else item
         if not children:
-            return ""
+            return _length_violation(spec)
         level = children
     return f"spec: must have at most {MAX_DEPTH} levels of values in each other, got more"
+
+
+def _length_violation(spec: Any) -> str:
+    """Return what is wrong with the length of a spec with a bounded number of values; "" for nothing."""
+    for where, part, most in (
+        ("spec.template", spec.get("template") if isinstance(spec, dict) else None, MAX_TEMPLATE_CHARACTERS),
+        ("spec", spec, MAX_CHARACTERS),
+    ):
+        num = num_characters(part)
+        if num > most:
+            return f"{where}: must have at most {most} characters in keys and values together, got {num}"
+    return ""
 
 
 def admit_images(verdict: ValidSpec | InvalidSpec, allowed: tuple[str, ...]) -> ValidSpec | InvalidSpec:

@@ -30,3 +30,20 @@ def exceeds(spec: Any, num_values: int, num_characters: int) -> bool:
                 return True
         level = children
     return num_values < 0
+
+
+def num_characters(item: Any) -> int:
+    """Return how many characters a JSON value has in its texts and keys; looks at all of it."""
+    total, level = 0, [item]
+    while level:
+        children: list[Any] = []
+        for one in level:
+            if isinstance(one, str):
+                total += len(one)
+            elif isinstance(one, dict):
+                total += sum(map(len, one))
+                children += one.values()
+            elif isinstance(one, list):
+                children += one
+        level = children
+    return total
