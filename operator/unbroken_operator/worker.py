@@ -218,7 +218,7 @@ class JobWorker:
         if not decision.wants_new_rendezvous:
             if snapshot.is_reachable:
                 rollouts.give_back(self.uid)
-        elif rollouts.take(self.uid, time.monotonic()):
+        elif rollouts.take(self.key[0], self.uid, time.monotonic()):
             decision = await self._plan(snapshot)
         else:
             retry_s = RETRY_S if decision.check_after_s is None else min(RETRY_S, decision.check_after_s)
