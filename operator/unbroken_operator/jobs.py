@@ -15,6 +15,7 @@ from unbroken_operator.adapters.rendezvous_client import RendezvousApi
 from unbroken_operator.adapters.stores import JobKey, NodeStore, PodStore, ServiceStore
 from unbroken_operator.adapters.tasks.supervision import end_all, keep_running
 from unbroken_operator.api import layout
+from unbroken_operator.decisions.admission import held
 from unbroken_operator.decisions.quarantine import JobsView
 from unbroken_operator.decisions.snapshot import NodeView, OperatorOptions
 from unbroken_operator.worker import JobWorker
@@ -155,7 +156,8 @@ class Jobs:
             try:
                 jobs: list[dict[str, Any]] = []
                 for namespace in self._namespaces or (None,):
-                    jobs += (await self._kube.list(collection_path(layout.PLURAL, namespace, layout.API_VERSION)))[0]
+                    path = collection_path(layout.PLURAL, namespace, layout.API_VERSION)
+                    jobs += (await self._kube.list(path, read=held))[0]
             except KubeError as error:
                 logger.warning("sweep failed error=%s", error)
                 if is_urgent:

@@ -40,6 +40,15 @@ class Known(Generic[View]):
     """Of the last list that had been asked for by then."""
 
 
+@dataclass(frozen=True)
+class Seen(Generic[View]):
+    """What is kept of an object of the API server."""
+
+    key: JobKey
+    version: int
+    view: View
+
+
 def version_of(item: Mapping[str, Any]) -> int:
     """Return an object's resource version as a number; newer ones are higher."""
     text = str(item["metadata"].get("resourceVersion", ""))
@@ -128,9 +137,9 @@ class PodStore:
         self._mark += 1
         return self._mark
 
-    def replace(self, items: list[dict[str, Any]], version: str, mark: int = 0, namespace: str | None = None) -> None:
+    def replace(self, items: list[Seen[PodView]], version: str, mark: int = 0, namespace: str | None = None) -> None:
         """See Store."""
-        listed = {item["metadata"]["uid"] for item in items}
+        listed = {item.view.uid for item in items}
         list_version = int(version) if version.isdecimal() else 0
         for key, pods in list(self._pods.items()):
             if namespace is not None and key[0] != namespace:
@@ -143,13 +152,15 @@ class PodStore:
 
     def upsert(self, item: dict[str, Any]) -> None:
         """See Store."""
-        self._take(item, 0)
+        self._take(self.read(item), 0)
 
-    def _take(self, item: dict[str, Any], mark: int) -> None:
+    def read(self, item: dict[str, Any]) -> Seen[PodView]:
+        """See Store."""
+        return Seen(_job_key(item), version_of(item), pod_view(item))
+
+    def _take(self, item: Seen[PodView], mark: int) -> None:
         """Hold a pod, unless a newer state of it became known since `mark`."""
-        key = _job_key(item)
-        view = pod_view(item)
-        version = version_of(item)
+        key, version, view = item.key, item.version, item.view
         before = self._pods[key].get(view.name)
         if before is not None and before.mark >= mark and before.version >= version:
             return
@@ -239,9 +250,11 @@ class ServiceStore:
         self._mark += 1
         return self._mark
 
-    def replace(self, items: list[dict[str, Any]], version: str, mark: int = 0, namespace: str | None = None) -> None:
+    def replace(
+        self, items: list[Seen[ServiceView]], version: str, mark: int = 0, namespace: str | None = None
+    ) -> None:
         """See Store."""
-        listed = {item["metadata"]["uid"] for item in items}
+        listed = {item.view.uid for item in items}
         list_version = int(version) if version.isdecimal() else 0
         for key, known in list(self._services.items()):
             is_known_better = known.mark < mark or known.version <= list_version
@@ -253,17 +266,20 @@ class ServiceStore:
 
     def upsert(self, item: dict[str, Any]) -> None:
         """See Store."""
-        self._take(item, 0)
+        self._take(self.read(item), 0)
 
-    def _take(self, item: dict[str, Any], mark: int) -> None:
+    def read(self, item: dict[str, Any]) -> Seen[ServiceView]:
+        """See Store."""
+        return Seen(_job_key(item), version_of(item), service_view(item))
+
+    def _take(self, item: Seen[ServiceView], mark: int) -> None:
         """Hold a Service, unless a newer state of it became known since `mark`."""
-        key = _job_key(item)
-        if item["metadata"]["name"] != layout.rendezvous_name(key[1]):
+        key = item.key
+        if item.view.name != layout.rendezvous_name(key[1]):
             return
         before = self._services.get(key)
-        version = version_of(item)
-        if before is None or before.mark < mark or before.version < version:
-            self._services[key] = Known(version, service_view(item), self._mark)
+        if before is None or before.mark < mark or before.version < item.version:
+            self._services[key] = Known(item.version, item.view, self._mark)
             self._on_change(key)
 
     def remove(self, item: dict[str, Any]) -> None:
@@ -291,18 +307,24 @@ class NodeStore:
         """See Store."""
         return 0
 
-    def replace(self, items: list[dict[str, Any]], version: str, mark: int = 0, namespace: str | None = None) -> None:
+    def replace(self, items: list[NodeView], version: str, mark: int = 0, namespace: str | None = None) -> None:
         """See Store."""
-        names = {item["metadata"]["name"] for item in items}
+        names = {view.name for view in items}
         for name in [name for name in self._nodes if name not in names]:
             del self._nodes[name]
             self._on_change(name)
-        for item in items:
-            self.upsert(item)
+        for view in items:
+            self._take(view)
+
+    def read(self, item: dict[str, Any]) -> NodeView:
+        """See Store."""
+        return node_view(item)
 
     def upsert(self, item: dict[str, Any]) -> None:
         """See Store."""
-        view = node_view(item)
+        self._take(node_view(item))
+
+    def _take(self, view: NodeView) -> None:
         if self._nodes.get(view.name) != view:
             self._nodes[view.name] = view
             self._on_change(view.name)
