@@ -93,6 +93,8 @@ class JobRecord:
     """Since when it is being deleted, and what holds it; empty when nobody has deleted it."""
     time: dict[str, float] | None = None
     """Seconds since the job first ran, by word of Spent and `open`; None where nobody has told."""
+    time_at: str = ""
+    """When that was reported, RFC 3339; empty: just now."""
     ratios: dict[str, float] | None = None
     """ettr, ettr_capacity and goodput_allocated."""
     memory: str = ""

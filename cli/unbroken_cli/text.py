@@ -38,7 +38,7 @@ def status_lines(job: JobRecord, now: datetime) -> list[str]:
     if admitted is not None and admitted.reason == "InvalidSpec" and job.state != "Invalid":
         lines += _row("spec", f"refused: {admitted.message}")
     lines += _row("ranks", _ranks(job, now))
-    lines += _row("time", time_text(job)) if job.time is not None else []
+    lines += _row("time", time_text(job, now)) if job.time is not None else []
     if job.memory:
         lines += _row("memory", job.memory)
     if last is None:
@@ -208,7 +208,7 @@ def _ranks(job: JobRecord, now: datetime) -> str:
     return f"{'unknown' if job.active_ranks is None else counts}; restarts {job.restarts}{lately}{ettr}"
 
 
-def time_text(job: JobRecord) -> str:
+def time_text(job: JobRecord, now: datetime) -> str:
     """Return where the time went, and the ratios; what took less than a thousandth is left out."""
     spent = job.time or {}
     wall_s = sum(spent.values())
@@ -216,7 +216,9 @@ def time_text(job: JobRecord) -> str:
         return "none yet"
     shares = ", ".join(f"{word} {part / wall_s:.1%}" for word, part in spent.items() if part / wall_s >= 0.0005)
     known = ", ".join(f"{name} {value:.3f}" for name, value in (job.ratios or {}).items())
-    return f"{shares} of {_hours(wall_s)}\n{known}"
+    # The operator writes it with other news, or once in half an hour.
+    at = "" if not job.time_at else f", as of {age(job.time_at, now)} ({job.time_at})"
+    return f"{shares} of {_hours(wall_s)}{at}\n{known}"
 
 
 def _hours(seconds: float) -> str:

@@ -36,6 +36,7 @@ def job_from_objects(item: JsonObject, events: Sequence[JsonObject] = (), stale:
         restarts=(status.get("restarts") or {}).get("total", 0),
         ettr=status.get("ettr"),
         time=None if spent is None else terms(spent),
+        time_at=str((status.get("time") or {}).get("reportedAt") or ""),
         ratios=None if spent is None else ratios(spent),
         container=_container(item),
         conditions=conditions,

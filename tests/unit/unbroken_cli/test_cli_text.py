@@ -84,7 +84,8 @@ def test_status_says_where_the_time_went_and_what_share_of_the_ranks_progress_wa
     ranks = {"progressRankSeconds": 60000.0, "heldRankSeconds": 100000.0, "wantedRankSeconds": 80000.0}
     job = job_of(running(time={"term": 1, "reportedAt": "2026-01-01T00:00:00Z", **spent, **ranks}))
     lines = status_lines(job, NOW)
-    at = lines.index("  time       progress 90.0%, redo 9.0%, waiting 1.0% of 2.8 h")
+    shares = "progress 90.0%, redo 9.0%, waiting 1.0% of 2.8 h"
+    at = lines.index(f"  time       {shares}, as of 20 min 0 s ago (2026-01-01T00:00:00Z)")
     assert lines[at + 1].strip() == "ettr 0.900, ettr_capacity 0.750, goodput_allocated 0.600"
     assert job.time is not None
     assert sum(job.time.values()) == 10000.0

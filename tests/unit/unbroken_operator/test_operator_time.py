@@ -95,6 +95,36 @@ def test_what_is_stored_stays_until_the_new_rendezvous_knows_of_it() -> None:
     assert (found["term"], found["progressSeconds"]) == (2, 900.0)
 
 
+@pytest.mark.parametrize(
+    ("now", "own_s", "is_known"),
+    [
+        pytest.param("2026-01-01T00:00:05Z", 30.0, False, id="it counts from a short iteration"),
+        pytest.param("2026-01-01T00:29:00Z", 1740.0, False, id="from one that is longer than all that is stored"),
+        pytest.param("2026-01-01T00:29:00Z", 2720.0, True, id="it was told, and its report is some seconds old"),
+    ],
+)
+def test_a_new_rendezvous_that_counts_from_its_own_beginning_does_not_reset_ettr(
+    now: str, own_s: float, is_known: bool
+) -> None:
+    world = told()
+    world.now = now
+    say(world, term=2, time=TimeSpent(own_s), gained_s=own_s, ran_for_s=own_s, ettr=1.0)
+    world.settle()
+    status = world.job["status"]
+    assert (status["ettr"], status["time"]["term"]) == ((1.0, 2) if is_known else (0.8, 1))
+
+
+def test_what_a_rendezvous_was_told_once_it_knows_for_good() -> None:
+    world = told()
+    say(world, term=2, time=replace(SPENT, progress_s=900.0), ettr=0.82)
+    world.settle()
+    # It has ended: its time stands still.
+    world.now = "2026-01-01T02:00:00Z"
+    say(world, term=2, time=replace(SPENT, progress_s=900.0), ettr=0.9)
+    world.settle()
+    assert world.job["status"]["ettr"] == 0.9
+
+
 def test_a_suspension_is_told_as_such() -> None:
     world = told()
     world.job["status"] |= {"endedTerm": 1, "startTime": "2026-01-01T02:00:00Z"}
