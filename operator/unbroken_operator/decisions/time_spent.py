@@ -85,6 +85,13 @@ def earlier_time(snapshot: Snapshot) -> EarlierRun | None:
     return EarlierRun(earlier.ago_s, earlier.gained_s, earlier.ran_for_s, earlier.time, suspended_s)
 
 
+def newest_counted(snapshot: Snapshot) -> tuple[int, int]:
+    """Return term and number of the newest recovery in the status that an earlier rendezvous has led to its end."""
+    term = 0 if snapshot.report is None else snapshot.report.term
+    ended = ((item["term"], item["number"]) for item in snapshot.status.get("history") or () if item.get("endedAt"))
+    return max((key for key in ended if key[0] < term), default=(0, 0))
+
+
 def is_old(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     """Return whether what is stored is to be written again, even without other news."""
     stored, new = before.get("time"), after.get("time")

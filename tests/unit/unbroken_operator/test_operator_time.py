@@ -11,9 +11,9 @@ from unbroken_core.reasons import JobPhase
 from unbroken_operator.api.schema import structural_schema
 from unbroken_operator.api.status_models import Status
 from unbroken_operator.decisions.reporting.status import status_patch
-from unbroken_operator.decisions.time_spent import NAMES, earlier_time, spent_of, time_of
+from unbroken_operator.decisions.time_spent import NAMES, earlier_time, newest_counted, spent_of, time_of
 
-from .operator_world import World, running_world
+from .operator_world import World, a_recovery, running_world
 
 SPENT = TimeSpent(800.0, 50.0, 20.0, 30.0, 100.0, 0.0, 0.5, 3200.0, 6003.0, 4002.0)
 
@@ -148,3 +148,18 @@ def test_the_push_to_a_new_rendezvous_carries_it() -> None:
     assert pushed
     assert pushed[-1].earlier is not None
     assert pushed[-1].earlier.time == SPENT
+
+
+def test_a_new_rendezvous_is_told_which_recoveries_of_others_are_counted() -> None:
+    world = told()
+    say(world, recoveries=(a_recovery(number=1), a_recovery(number=2), a_recovery(number=3, ended_at="")))
+    world.settle()
+    assert newest_counted(world.snapshot()) == (0, 0), "its own"
+    say(world, term=2)
+    world.settle()
+    pushed = [observation for _uid, term, observation in world.pushed if term == 2]
+    assert pushed[-1].counted == (1, 2)
+    # The third one, which the first rendezvous did not live to finish, is in what the second one tells.
+    say(world, term=2, recoveries=(a_recovery(number=1, started_at="2026-01-01T00:09:00Z"),))
+    world.settle()
+    assert [(item["term"], item["number"]) for item in world.job["status"]["history"]] == [(1, 1), (1, 2), (2, 1)]

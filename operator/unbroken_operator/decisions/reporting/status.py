@@ -234,7 +234,10 @@ def _record(recovery: Recovery, term: int) -> dict[str, Any]:
 
 
 def _history(stored: Any, report: JobStatus) -> list[dict[str, Any]]:
-    records = {(item["term"], item["number"]): dict(item) for item in stored}
+    # What a rendezvous did not live to finish, the next one has finished and tells: no recovery lasts for ever.
+    is_over = report.phase is JobPhase.RUNNING
+    kept = (item for item in stored if item.get("endedAt") or item["term"] == report.term or not is_over)
+    records = {(item["term"], item["number"]): dict(item) for item in kept}
     # Without its beginning a recovery has no place in the list: only a rendezvous that is not ours sends such.
     told = (item for item in report.recoveries if item.started_at)
     records |= {(report.term, item.number): _record(item, report.term) for item in told}
