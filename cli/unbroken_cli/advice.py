@@ -136,8 +136,7 @@ def _state_steps(job: JobRecord, last: FaultSummary | None) -> Iterator[str]:
         yield f"see whether an operator runs and serves this namespace: kubectl get deployments -A -l {selector}"
         return
     if job.stale:
-        selector = "app.kubernetes.io/name=unbroken-operator"
-        yield f"bring the operator back; see its pods and their logs: kubectl get pods -A -l {selector}"
+        yield from _without_operator(job)
     if job.is_training is None:
         selector = f"unbroken.dev/job={job.name},unbroken.dev/component=rendezvous"
         yield f"{_kubectl(job)} describe pods -l {selector}   {_why_unknown(job)}"
@@ -154,6 +153,13 @@ def _state_steps(job: JobRecord, last: FaultSummary | None) -> Iterator[str]:
         yield _WAITS[admitted.reason]
     if job.state != "Complete" and job.is_training is False:
         yield from _wait_steps(job)
+
+
+def _without_operator(job: JobRecord) -> Iterator[str]:
+    selector = "app.kubernetes.io/name=unbroken-operator"
+    yield f"bring the operator back; see its pods and their logs: kubectl get pods -A -l {selector}"
+    if job.state not in ("Complete", "Failed", "Suspended", "Invalid"):
+        yield "meanwhile ask the rendezvous itself: docs/operations/on-call.md, Ask the rendezvous"
 
 
 def _wait_steps(job: JobRecord) -> Iterator[str]:
