@@ -79,6 +79,11 @@ def next_steps(job: JobRecord, now: datetime) -> tuple[str, ...]:
     steps += [*_storm_steps(job, now), *_node_steps(job)]
     if last is not None and job.state == "Running" and not steps:
         steps += fault_steps(job, last)
+    if job.unwatched and not job.stale:
+        steps.append(
+            "to be sure, ask the rendezvous itself: docs/operations/on-call.md, Ask the rendezvous; of an operator "
+            "with --lease NAMESPACE/NAME it can be seen here whether it runs"
+        )
     return tuple(dict.fromkeys(steps)) or (_nothing(job),)
 
 

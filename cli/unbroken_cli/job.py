@@ -89,6 +89,8 @@ class JobRecord:
     """Events, oldest first. The API server forgets them, after an hour where nothing else was set."""
     stale: str = ""
     """Why nobody keeps all this up to date; empty when somebody does, or it cannot be known."""
+    unwatched: str = ""
+    """When the status was written last, where it names no Lease: nobody can tell whether an operator is there."""
     deleting: str = ""
     """Since when it is being deleted, and what holds it; empty when nobody has deleted it."""
     time: dict[str, float] | None = None

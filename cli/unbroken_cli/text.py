@@ -9,6 +9,7 @@ from unbroken_core.reasons import Cause
 
 PHASES = ("detect", "stop", "plan", "enter", "first-progress")
 _LABEL_WIDTH = 13
+UNWATCHED = "whether an operator keeps this up to date cannot be seen: it was started without --lease"
 _WITHOUT_RANKS = ("Suspended", "Complete", "Failed")
 _SEEN_BY = {
     "capacity-returned": "the rendezvous: pods were ready for ranks that were missing",
@@ -34,6 +35,8 @@ def status_lines(job: JobRecord, now: datetime) -> list[str]:
     lines = [f"{job.title}: {headline(job)}"]
     if job.stale or job.deleting:
         lines += _row("it said", _said_before(job))
+    if job.unwatched and not (job.stale or job.deleting):
+        lines += _row("as of", f"{age(job.unwatched, now)} ({job.unwatched}): {UNWATCHED}")
     admitted = job.condition("Admitted")
     if admitted is not None and admitted.reason == "InvalidSpec" and job.state != "Invalid":
         lines += _row("spec", f"refused: {admitted.message}")
@@ -65,7 +68,7 @@ def headline(job: JobRecord) -> str:
         return f"UNKNOWN: {job.stale}. What follows was written before"
     because = f": {job.message}" if job.message else ""
     if job.is_training:
-        return f"TRAINING, iteration {job.iteration}{because}"
+        return f"TRAINING{' when this was written' if job.unwatched else ''}, iteration {job.iteration}{because}"
     if job.is_training is None:
         return f"UNKNOWN{because}"
     if job.state == "Running" and job.reason == "ProcessesEnding":

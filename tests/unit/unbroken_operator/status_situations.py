@@ -271,6 +271,7 @@ SITUATIONS: dict[str, Situation] = {
     "It trains": running_world,
     "The operator is away": running_world,
     "The operator was uninstalled": running_world,
+    "The operator was started without --lease": running_world,
     "It was deleted while it trained": lambda: deleted("foregroundDeletion"),
     "It was deleted, and a finalizer holds it": lambda: deleted("example.com/backup"),
     "The rendezvous does not answer": silent,
