@@ -75,10 +75,11 @@ def next_steps(job: JobRecord, now: datetime) -> tuple[str, ...]:
     if job.deleting:
         return tuple(_deletion_steps(job))
     last = job.faults[-1] if job.faults else None
-    steps = [*_state_steps(job, last), *_strength_steps(job), *_condition_steps(job)]
-    steps += [*_storm_steps(job, now), *_node_steps(job)]
-    if last is not None and job.state == "Running" and not steps:
-        steps += fault_steps(job, last)
+    urgent = [*_state_steps(job, last), *_strength_steps(job)]
+    others = [*_storm_steps(job, now), *_node_steps(job)]
+    # A roll-out says nothing about a fault.
+    faults = fault_steps(job, last) if last is not None and job.state == "Running" and not (urgent or others) else []
+    steps = [*urgent, *faults, *_condition_steps(job), *others]
     if job.unwatched and not job.stale:
         steps.append(
             "to be sure, ask the rendezvous itself: docs/operations/on-call.md, Ask the rendezvous; of an operator "

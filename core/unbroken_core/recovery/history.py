@@ -100,6 +100,8 @@ class Incident:
     _culprit: FaultRecord | None = field(default=None, init=False)
     _hang: FaultRecord | None = field(default=None, init=False)
     """The first report of a hang."""
+    _stood: FaultRecord | None = field(default=None, init=False)
+    """The strongest report of a worker that made no progress."""
     _num_plans_named: int = field(default=-1, init=False)
     """`num_plans` at the verdict."""
 
@@ -113,6 +115,9 @@ class Incident:
         strongest, hang = self._culprit, self._hang
         if strongest is None:
             raise RuntimeError(f"recovery {self.number}: want a fault, got none")
+        if strongest.cause is Cause.POD_LEAVING and self._stood is not None:
+            # Nothing stands still because a pod is to leave, but a move takes in all who hang.
+            strongest = self._stood
         if hang is None or strongest.cause not in _HANGS:
             return strongest
         verdict = self.verdict or _nobody(hang, _ASKS)
@@ -143,6 +148,8 @@ class Incident:
         self.faults[key] = fault
         if fault.is_hang and self._hang is None:
             self._hang = fault
+        if fault.cause in _HANGS and (self._stood is None or _weight(fault) > _weight(self._stood)):
+            self._stood = fault
         if self._culprit is None or _weight(fault) > _weight(self._culprit):
             self._culprit = fault
         return True

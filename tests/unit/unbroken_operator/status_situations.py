@@ -253,6 +253,16 @@ def _late() -> World:
 PROGRESS = "exception: ValueError: bad batch"
 HANG = "rank 2 hung for 60 s in its own code (train.py:41 load_batch) while ranks 0, 1, 3 waited in all_reduce"
 NOBODY = "rank not known: ranks 0-3 waited in all_reduce"
+
+
+def hung_and_edited() -> World:
+    """A job that hung got a new template, and nobody has replaced its pods yet."""
+    world = recovered(Cause.SOFT_TIMEOUT, Rung.IN_PROCESS, HANG, rank=2)
+    world.job["spec"]["template"]["spec"]["containers"][0]["image"] = "trainer:2"
+    world.job["metadata"]["generation"] = 2
+    return world
+
+
 SITUATIONS: dict[str, Situation] = {
     "No operator has looked at it": lambda: World(a_job()),
     "First start: pods are being made": lambda: _settled(World(a_job())),
@@ -310,6 +320,7 @@ SITUATIONS: dict[str, Situation] = {
     "It trained again after a hang that nobody can be blamed for": lambda: recovered(
         Cause.SOFT_TIMEOUT, Rung.IN_PROCESS, NOBODY, rank=None, pod="", node="", domain=""
     ),
+    "It trained again after a hang, and has a new template": hung_and_edited,
     "It trained again after a planned deletion": lambda: recovered(Cause.POD_LEAVING, Rung.POD, "deleted"),
     "It trained again after a node was lost": lambda: recovered(Cause.NODE_LOST, Rung.POD, "node a is NotReady"),
     "Faults come again and again": storm,
