@@ -201,10 +201,22 @@ def _strength_steps(job: JobRecord) -> Iterator[str]:
             f"{agreed(job.spare_ranks, 'waits as a spare', 'wait as spares')}: the next restart takes in as "
             "many as spec.world allows; spec.restart.growBackSeconds makes one for them"
         )
+    elif job.lost_ranks and _is_starting(job):
+        lost = counted(job.lost_ranks, "rank is", "ranks are")
+        yield f"wait: pods start, and the next restart takes them in; until then {lost} missing"
     elif job.lost_ranks:
         yield f"add nodes: {counted(job.lost_ranks, 'rank is', 'ranks are')} missing and no spare waits"
+    elif job.holds("SparesExhausted") and _is_starting(job):
+        yield "wait: spare pods start; until one is ready, the next lost pod costs ranks or a wait"
     elif job.holds("SparesExhausted"):
         yield "add nodes, or raise spares.count: no spare is ready, the next lost pod costs ranks or a wait"
+
+
+def _is_starting(job: JobRecord) -> bool:
+    """Whether pods are on their way that nothing keeps from coming up."""
+    pods, spares = job.condition("PodsReady"), job.condition("SparesExhausted")
+    is_made = pods is not None and pods.status == "False" and pods.reason == "WaitingForPods"
+    return is_made or (spares is not None and spares.message.partition(";")[0].endswith(" starting"))
 
 
 def _condition_steps(job: JobRecord) -> Iterator[str]:

@@ -255,6 +255,13 @@ HANG = "rank 2 hung for 60 s in its own code (train.py:41 load_batch) while rank
 NOBODY = "rank not known: ranks 0-3 waited in all_reduce"
 
 
+def starting(active: list[str], **fields: Any) -> World:
+    """The other pods run, and their workers load what they need."""
+    world = running_world()
+    world.rendezvous_says(JobPhase.RUNNING, active, [], message="iteration 1 runs", **fields)
+    return world
+
+
 def hung_and_edited() -> World:
     """A job that hung got a new template, and nobody has replaced its pods yet."""
     world = recovered(Cause.SOFT_TIMEOUT, Rung.IN_PROCESS, HANG, rank=2)
@@ -312,6 +319,8 @@ SITUATIONS: dict[str, Situation] = {
     "Pods that were lost may train on": lambda: phase(
         JobPhase.INTERRUPTED, Reason.WAITING_FOR_ISOLATION, "digits-1 is not heard and may train on, at 00:02:00Z"
     ),
+    "It trains, and its spares start": lambda: starting(ACTIVE),
+    "It trains with fewer ranks, and new pods start": lambda: starting(ACTIVE[:1], lost_ranks=2),
     "It trained again after an exception": lambda: recovered(Cause.EXCEPTION, Rung.IN_PROCESS, "ValueError: boom"),
     "It trained again after a kill": lambda: recovered(Cause.PROCESS_SIGNAL, Rung.POD, "was killed by signal 9"),
     "It trained again after a hang": lambda: recovered(
