@@ -107,7 +107,8 @@ class JobWorker:
         """Most training pods lately, and when that was."""
         self._counted_generation: int | None = None
         """Of the last spec whose refusal was counted."""
-        self._secret = JobSecret(shared.kube, self.key, self.uid, shared.options.encrypts)
+        count = shared.metrics.count_refusal
+        self._secret = JobSecret(shared.kube, self.key, self.uid, shared.options.encrypts, count)
         self._executor = Executor(shared, self._secret, self._poller, self._memory)
 
     def wake(self) -> None:

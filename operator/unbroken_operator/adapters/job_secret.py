@@ -3,7 +3,7 @@
 import logging
 import secrets as randomness
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from unbroken_operator.adapters.kube import Kube, collection_path
 from unbroken_operator.adapters.stores import JobKey
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import RepairTokens
+from unbroken_operator.decisions.limits.refusals import OperatorRefusal
 from unbroken_operator.decisions.objects.credentials import (
     Certificates,
     TokenKeys,
@@ -21,6 +22,7 @@ from unbroken_operator.decisions.objects.credentials import (
     identity_of,
     missing_keys,
     pod_tokens,
+    refused_certificates,
     with_credentials,
     wrong_keys,
 )
@@ -32,8 +34,16 @@ logger = logging.getLogger(__name__)
 class JobSecret:
     """Knows the job's Secret, its key and its certificates, and the Secrets with the tokens of its pods."""
 
-    def __init__(self, kube: Kube, key: JobKey, uid: str, encrypts: bool) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        key: JobKey,
+        uid: str,
+        encrypts: bool,
+        count_refusal: Callable[[OperatorRefusal], None] = lambda _: None,
+    ) -> None:
         """`encrypts`: whether a new Secret gets certificates."""
+        self._count_refusal = count_refusal
         self._kube = kube
         self.key = key
         self.uid = uid
@@ -45,8 +55,13 @@ class JobSecret:
         """The Secrets with tokens that are known to exist, by block."""
         self._tokens_read_at: dict[int, float] = {}
         self.view: SecretView | None = None
-        self.token = ""
-        """What the operator shows to the rendezvous; "" until it is known."""
+        self._token = ""
+
+    @property
+    def token(self) -> str:
+        """What the operator shows to the rendezvous; "" until it is known, and while no authority can be believed."""
+        is_blind = self._certificates is None and self.view is not None and self.view.refused
+        return "" if is_blind else self._token
 
     @property
     def authority(self) -> str:
@@ -174,12 +189,13 @@ class JobSecret:
         if identity != self._identity:
             # To compare them all at each look would take long: the key of a job seldom changes.
             self.tokens = {block: replace(view, is_stale=True) for block, view in self.tokens.items()}
-        self._identity, self.token = identity, identity.operator_token(self.uid)
+        self._identity, self._token = identity, identity.operator_token(self.uid)
 
     def _take(self, item: Mapping[str, Any]) -> None:
         identity, certificates = identity_of(item), certificates_of(item) or self._certificates
-        metadata = item["metadata"]
+        metadata, refused = item["metadata"], refused_certificates(item)
         is_own = controller_uid(item) == self.uid
+        self._tell_refused(refused, is_own=is_own)
         if is_own and identity is not None:
             self._take_identity(identity)
         readers = self._wanted(None)
@@ -188,15 +204,22 @@ class JobSecret:
             metadata["uid"],
             controller_uid(item),
             is_orphan(item),
-            has_certificates=certificates is not None,
+            has_certificates=certificates is not None or bool(refused),
             lacks=missing_keys(item, is_encrypted=certificates is not None),
+            refused=refused,
             is_stale=identity is not None and readers is not None and bool(wrong_keys(item, readers)),
         )
         if not is_own:
             return
-        if certificates_of(item) is None and certificates is not None:
+        if certificates_of(item) is None and certificates is not None and not refused:
             advice = "delete it, and the operator recreates it as it was"
             logger.error("secret has lost its certificates job=%s/%s; %s", *self.key, advice)
         self._certificates = certificates
         if identity is None:
             logger.error("secret has no key that can be read job=%s/%s secret=%s", *self.key, self.view.name)
+
+    def _tell_refused(self, refused: str, *, is_own: bool) -> None:
+        """Count and log it, once until it changes."""
+        if is_own and refused and (self.view is None or self.view.refused != refused):
+            logger.error("certificates refused job=%s/%s secret key %s", *self.key, refused)
+            self._count_refusal(OperatorRefusal.CERTIFICATES)

@@ -4,7 +4,6 @@ Connections, bodies and messages are handled in an event loop of their own. The 
 nothing but a report that is sound and of bounded size.
 """
 
-import functools
 import os
 import ssl
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ that its job trains."""
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 10.0
 MAX_OUTDATED = 4096
+MAX_TRUSTED = 4096
 CHUNK_BYTES = 64 << 10
 MAX_ERROR_BYTES = 4096
 MAX_SHOWN = 200
@@ -71,6 +71,8 @@ class RendezvousApi:
     def __init__(self) -> None:
         self._outdated: dict[str, str] = {}
         """Token, by pod uid, that a rendezvous refused, or takes for a moment only since it was replaced."""
+        self._trusted: dict[str, tuple[str, ssl.SSLContext]] = {}
+        """Authority, and what was made of it, by pod uid: a job that changes its own takes nobody else's place."""
         self._thread = LoopThread("rendezvous")
 
     async def __aenter__(self) -> "RendezvousApi":
@@ -104,6 +106,16 @@ class RendezvousApi:
         while len(self._outdated) >= MAX_OUTDATED:
             del self._outdated[next(iter(self._outdated))]
         self._outdated[target.pod_uid] = target.token
+
+    def _trust(self, target: RendezvousTarget) -> ssl.SSLContext:
+        """Return the same object each time: connections are kept open by it. Raises InputError."""
+        authority, context = self._trusted.pop(target.pod_uid, ("", None))
+        if context is None or authority != target.authority:
+            context = client_context(target.authority)
+        while len(self._trusted) >= MAX_TRUSTED:
+            del self._trusted[next(iter(self._trusted))]
+        self._trusted[target.pod_uid] = (target.authority, context)
+        return context
 
     async def status(
         self, target: RendezvousTarget, after: JobStatus | None, limits: ReportLimits = ABSOLUTE
@@ -177,7 +189,7 @@ class RendezvousApi:
                 headers=headers,
                 timeout=timeout,
                 allow_redirects=False,
-                ssl=_trust(target.authority) if target.authority else True,
+                ssl=self._trust(target) if target.authority else True,
                 server_hostname=target.name or None,
             ) as response:
                 is_replaced = response.headers.get(OUTGOING_HEADER) == OUTGOING
@@ -216,12 +228,6 @@ async def _body(response: aiohttp.ClientResponse, where: str, max_bytes: int) ->
 
 def _printable(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text[:MAX_SHOWN])
-
-
-@functools.lru_cache(maxsize=4096)
-def _trust(authority: str) -> ssl.SSLContext:
-    # The same object each time: connections are kept open by it.
-    return client_context(authority)
 
 
 def _plain(error: Exception) -> str:

@@ -85,6 +85,11 @@ def is_reserved_key(key: str) -> bool:
     return key.startswith(f"{GROUP}/") or f".{GROUP}/" in key
 
 
+def keepers_policy_name(job: str) -> str:
+    """Return the name of the NetworkPolicy of the job's keepers."""
+    return f"{job}-keepers"
+
+
 def rendezvous_name(job: str) -> str:
     """Return the name of the job's Secret and Service."""
     return f"{job}-{RENDEZVOUS}"

@@ -6,6 +6,9 @@ from fractions import Fraction
 _UNITS = {"": 0, "n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY_UNITS = ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 _QUANTITY = re.compile(r"(\d+\.?\d*|\.\d+)([a-zA-Z]{0,2})")
+_MAX_CHARACTERS = 64
+"""Kubernetes itself knows no number above 2**63 - 1, and no part below 1n; longer ones no float can hold."""
+_TOO_LARGE = 10**_MAX_CHARACTERS
 _MIB = 1 << 20
 _DIGITS = {"": (7, 15), "(Ki|k)": (4, 12), "(Mi|M)": (1, 9), "(Gi|G)": (1, 6), "(Ti|T)": (1, 3)}
 """Least and most digits of a size with each unit."""
@@ -18,7 +21,10 @@ SIZE_WANTED = "want 1M to 999Ti: bytes, or a whole number with Ki, Mi, Gi, Ti, k
 
 def quantity(text: object) -> Fraction | None:
     """Return the value of a Kubernetes quantity such as "500m" or "2Gi"; None for what is none."""
-    match = _QUANTITY.fullmatch(str(text))
+    if not isinstance(text, (str, int, float)) or (isinstance(text, int) and abs(text) >= _TOO_LARGE):
+        return None
+    shown = str(text)
+    match = _QUANTITY.fullmatch(shown) if len(shown) <= _MAX_CHARACTERS else None
     if match is None:
         return None
     number, unit = Fraction(match[1]), match[2]

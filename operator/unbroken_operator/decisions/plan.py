@@ -52,7 +52,7 @@ from unbroken_operator.decisions.memory import STAND_BACK_S
 from unbroken_operator.decisions.moves import moves, num_extra
 from unbroken_operator.decisions.objects.affinity import AvoidedNodes, Preference
 from unbroken_operator.decisions.objects.manifests import rendezvous_pod, secret, service, tokens_secret
-from unbroken_operator.decisions.objects.network_policy import has_network_policy, network_policy
+from unbroken_operator.decisions.objects.network_policy import network_policies
 from unbroken_operator.decisions.objects.training_pods import DumpedTemplate, dumped_template, training_pod
 from unbroken_operator.decisions.reporting.events import events
 from unbroken_operator.decisions.reporting.rivals import rival_event, stands_back
@@ -198,8 +198,7 @@ def _objects(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, fre
     if needs_rendezvous:
         before = earlier(snapshot, verdict.settings)
         # With each rendezvous pod: so it comes back by itself, and nothing needs to watch or read it.
-        if options.network_policy is not None and has_network_policy(verdict.spec):
-            actions.append(CreateNetworkPolicy(network_policy(verdict.settings, options.network_policy)))
+        actions += map(CreateNetworkPolicy, network_policies(verdict.spec, verdict.settings, options.network_policy))
         actions.append(CreatePod(rendezvous_pod(verdict.spec, verdict.settings, free.rendezvous, options, before)))
     new_pods = _new_pods(snapshot, verdict, assessment, free.pod, num_missing, dumped=dumped)
     needed, ahead = _missing_tokens(snapshot, verdict, assessment, free.pod, len(new_pods))
@@ -234,6 +233,8 @@ def _succession(
     found = assessment.succession
     if found.wants_successor and may_create:
         options = snapshot.options_of_job
+        # A job that copies checkpoints only now has no policy for its keepers yet.
+        yield from map(CreateNetworkPolicy, network_policies(verdict.spec, verdict.settings, options.network_policy))
         yield CreatePod(rendezvous_pod(verdict.spec, verdict.settings, free.rendezvous, options, is_standby=True))
     if found.may_lead and found.successor is not None:
         pod = found.successor

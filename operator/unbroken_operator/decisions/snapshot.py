@@ -169,6 +169,8 @@ class SecretView(ObjectView):
     """Else the job's traffic is not encrypted: the operator's options say so, or a user removed them."""
     lacks: tuple[str, ...] = ()
     """Keys that pods read and that are not there any more, or cannot be read."""
+    refused: str = ""
+    """Which certificates are more than the operator reads, and what it wants; "" for none."""
     is_stale: bool = False
     """Whether it holds tokens that do not follow from the present key of the job."""
 

@@ -16,6 +16,7 @@ from unbroken.keeper.arena import Arena, SealedSlot
 from unbroken.keeper.copies import Copies, NotKeptError
 from unbroken.keeper.digests import read_digests
 from unbroken.keeper.peer_link import Link, LinkError, accept
+from unbroken.keeper.peer_places import PeerPlaces, Place
 from unbroken.keeper.rarely import Rarely
 from unbroken.keeper.reading import ReadLock, SlotBusyError
 from unbroken_core.bounds import MAX_BLOCKS
@@ -34,7 +35,6 @@ from unbroken_core.pod.replica_messages import (
 
 logger = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 256
 _NUM_BUFFERS = 2
 
 
@@ -58,17 +58,20 @@ class CopyServer:
         context: ssl.SSLContext,
         arena: Arena,
         copies: Copies,
+        *,
         on_kept: Callable[[], None] = lambda: None,
+        count_refused: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_kept` is called in the thread of a connection, once a copy is whole."""
         self._on_kept = on_kept
+        self._count_refused = count_refused
         self._listener = listener
         self.context = context
         """For connections from now on."""
         self._rarely = Rarely()
         self._arena = arena
         self._copies = copies
-        self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._places = PeerPlaces(self._refuse)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._accept, name="copies", daemon=True)
 
@@ -86,28 +89,46 @@ class CopyServer:
     def _accept(self) -> None:
         while not self._over.is_set():
             try:
-                plain, _ = self._listener.accept()
+                plain, address = self._listener.accept()
             except OSError as error:
-                if not self._over.wait(0.1) and self._rarely.may_say("not accepted"):
-                    logger.warning("no connection accepted: error=%s", error)
+                self._rest(error)
                 continue
-            if not self._places.acquire(blocking=False):
-                if self._rarely.may_say("many connections"):
-                    logger.warning("connection of a peer refused: %d are open", MAX_CONNECTIONS)
+            try:
+                place = self._places.come(plain, str(address[0]))
+            except OSError as error:
+                plain.close()
+                self._rest(error)
+                continue
+            if place is None:
                 plain.close()
                 continue
             try:
-                threading.Thread(target=self._serve, args=(plain,), daemon=True).start()
+                threading.Thread(target=self._serve, args=(plain, place), daemon=True).start()
             except RuntimeError as error:
                 # The limit on processes of the pod, which its trainer may have used up.
-                if self._rarely.may_say("no thread"):
-                    logger.warning("connection of a peer refused: %s", error)
+                self._refuse(str(error))
                 plain.close()
-                self._places.release()
+                self._places.leave(place)
 
-    def _serve(self, plain: socket.socket) -> None:
+    def _rest(self, error: OSError) -> None:
+        """No descriptor or no memory is left: make room, and look again in a moment."""
+        if self._over.is_set():
+            return
+        if self._rarely.may_say("not accepted"):
+            logger.warning("no connection accepted: error=%s", error)
+        self._places.spare_a_descriptor()
+        self._over.wait(0.1)
+
+    def _refuse(self, what: str) -> None:
+        self._count_refused()
+        if self._rarely.may_say("refused"):
+            logger.warning("connection to the keeper's port refused: %s", what)
+
+    def _serve(self, plain: socket.socket, place: Place) -> None:
         try:
             with closing(accept(plain, self.context)) as link:
+                if not self._places.admit(place, link.pod_uid):
+                    return
                 while link.wait_for_frame(self._over.is_set):
                     message = link.receive(ToHolder)
                     match message:
@@ -121,7 +142,7 @@ class CopyServer:
             # OSError: the memory of a copy cannot be written.
             logger.info("peer's connection ended: %s", error)
         finally:
-            self._places.release()
+            self._places.leave(place)
 
     # ------------------------------------------------------------------------------------------------------------ take
 

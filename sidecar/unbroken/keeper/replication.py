@@ -15,9 +15,10 @@ from unbroken.keeper.arena import Arena
 from unbroken.keeper.config import KeeperConfig
 from unbroken.keeper.copies import Copies
 from unbroken.keeper.copy_sender import CopySender
-from unbroken.keeper.copy_server import MAX_CONNECTIONS, CopyServer
+from unbroken.keeper.copy_server import CopyServer
 from unbroken.keeper.counting import Counting
 from unbroken.keeper.peer_link import Identity
+from unbroken.keeper.peer_places import MAX_MEMBERS
 from unbroken.keeper.pinning import Order, Pins
 from unbroken.keeper.telling import Telling
 from unbroken_core.checkpoints import MAX_COPIES_TOLD, Key, Peer
@@ -111,7 +112,14 @@ class Replication:
             self._context = client_context
             self._certified.notify_all()
         if self._server is None:
-            self._server = CopyServer(self._listener, server_context, self._arena, self._copies, self._telling.changed)
+            self._server = CopyServer(
+                self._listener,
+                server_context,
+                self._arena,
+                self._copies,
+                on_kept=self._telling.changed,
+                count_refused=self._counting.refused,
+            )
             self._server.start()
         self._server.context = server_context
         self._end_senders(lambda _peer: False)
@@ -191,7 +199,7 @@ def listen(host: str, port: int) -> socket.socket:
     for address, number in ((host, port), (host, 0), ("", port), ("", 0)):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
-            return socket.create_server((address, number), family=family, backlog=MAX_CONNECTIONS)
+            return socket.create_server((address, number), family=family, backlog=MAX_MEMBERS)
         except OSError as error:
             problem = error
             logger.warning("cannot listen for other keepers: address=%s port=%d error=%s", address, number, error)

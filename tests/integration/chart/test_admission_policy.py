@@ -24,7 +24,7 @@ from tests.waiting import wait_until
 from unbroken_core.reasons import Role
 from unbroken_operator.decisions.admission import ValidSpec, admit
 from unbroken_operator.decisions.objects.manifests import rendezvous_pod, secret, service, tokens_secret
-from unbroken_operator.decisions.objects.network_policy import network_policy
+from unbroken_operator.decisions.objects.network_policy import keepers_policy, network_policy
 from unbroken_operator.decisions.objects.training_pods import training_pod
 from unbroken_operator.decisions.snapshot import OperatorOptions, PolicyOptions
 
@@ -62,6 +62,7 @@ def made() -> dict[str, JsonObject]:
         "service": changed(service(settings), spec__type="ClusterIP"),
         "secret": secret(settings),
         "policy": network_policy(settings, PolicyOptions("ops")),
+        "keepers": keepers_policy(spec, settings),
         "tokens": tokens_secret(settings, 0),
         "foreign": {"metadata": {"name": "db", "labels": {"app": "db"}}, "spec": {"containers": [{"name": "a"}]}},
         "node": {
@@ -89,7 +90,10 @@ CASES: dict[str, Case] = {
     "it makes Secrets": ("secrets", "CREATE", SECRET, None, ""),
     "it makes NetworkPolicies": ("networkpolicies", "CREATE", POLICY, None, ""),
     "a NetworkPolicy for others' pods": (
-        "networkpolicies", "CREATE", changed(POLICY, spec__podSelector={}), None, "for rendezvous pods of its jobs"),
+        "networkpolicies", "CREATE", changed(POLICY, spec__podSelector={}), None, "for pods of its jobs only"),
+    "it makes NetworkPolicies for keepers": ("networkpolicies", "CREATE", MADE["keepers"], None, ""),
+    "a NetworkPolicy for keepers of another name": (
+        "networkpolicies", "CREATE", changed(MADE["keepers"], metadata__name="digits-x"), None, "JOB-keepers"),
     "a NetworkPolicy of nobody": (
         "networkpolicies", "CREATE", changed(POLICY, metadata__ownerReferences=None), None, "objects of its jobs only"),
     "another NetworkPolicy": (

@@ -11,7 +11,7 @@ from unbroken_operator.adapters.errors import KubeConflict, KubeError, KubeNotSe
 from unbroken_operator.config import parse
 from unbroken_operator.decisions.actions import CreateNetworkPolicy, CreatePod
 from unbroken_operator.decisions.admission import ValidSpec, admit
-from unbroken_operator.decisions.objects.network_policy import network_policy
+from unbroken_operator.decisions.objects.network_policy import keepers_policy, network_policy
 from unbroken_operator.decisions.snapshot import OperatorOptions, PolicyOptions
 
 from .operator_world import World, a_job
@@ -45,6 +45,61 @@ def test_the_api_is_for_the_jobs_pods_and_the_operator_and_metrics_for_whom_the_
     }
     open_to_all = network_policy(verdict.settings, PolicyOptions("ops"))
     assert open_to_all["spec"]["ingress"][1] == {"ports": [{"port": 29601, "protocol": "TCP"}]}
+
+
+COPYING = {"sizeLimit": "4Gi", "replicas": 1}
+
+
+def with_ports(*ports: object, **more: object) -> dict[str, Any]:
+    container = {"name": "trainer", "image": "torch:2", "command": ["python3", "t.py"], "ports": list(ports)}
+    return a_job(memory=COPYING, template={"spec": {"containers": [container], **more}})
+
+
+def test_only_the_jobs_pods_reach_its_keepers_and_all_else_stays_open() -> None:
+    verdict = admit(with_ports({"containerPort": 6006}, {"containerPort": 53, "protocol": "UDP"}))
+    assert isinstance(verdict, ValidSpec)
+    made = keepers_policy(verdict.spec, verdict.settings)
+    assert made["metadata"]["name"] == "digits-keepers"
+    assert made["spec"]["podSelector"] == {
+        "matchLabels": {"unbroken.dev/job": "digits", "unbroken.dev/component": "trainer"}
+    }
+    assert made["spec"]["ingress"] == [
+        {"from": [{"podSelector": {"matchLabels": {"unbroken.dev/job": "digits"}}}]},
+        {
+            "ports": [
+                {"port": 1, "endPort": 29602, "protocol": "TCP"},
+                {"port": 29604, "endPort": 65535, "protocol": "TCP"},
+                {"protocol": "UDP"},
+                {"port": 53, "protocol": "UDP"},
+                {"port": 6006, "protocol": "TCP"},
+                {"port": 29602, "protocol": "TCP"},
+            ]
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    "port",
+    [29603, 0, 70000, True, "http", None, {"a": 1}],
+    ids=str,
+)
+def test_no_template_opens_the_keepers_port_or_breaks_the_policy(port: object) -> None:
+    verdict = admit(with_ports({"containerPort": port}, {"containerPort": 7, "protocol": "SCTP"}, "x", None))
+    plain = admit(a_job(memory=COPYING))
+    assert isinstance(verdict, ValidSpec)
+    assert isinstance(plain, ValidSpec)
+    assert keepers_policy(verdict.spec, verdict.settings) == keepers_policy(plain.spec, plain.settings)
+
+
+def test_jobs_that_copy_nothing_get_no_policy_for_keepers() -> None:
+    for memory, names in (
+        ({"sizeLimit": "4Gi"}, ["digits-rendezvous"]),
+        (COPYING, ["digits-rendezvous", "digits-keepers"]),
+    ):
+        world = World(a_job(memory=memory))
+        world.options = OPTIONS
+        world.settle()
+        assert list(world.network_policies) == names
 
 
 def test_it_is_made_just_before_each_rendezvous_pod_and_by_nobody_who_was_not_asked() -> None:

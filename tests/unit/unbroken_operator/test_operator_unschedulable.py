@@ -68,3 +68,38 @@ def test_nothing_is_said_where_every_wish_is_met() -> None:
 )
 def test_quantities_are_exact(text: object, value: object) -> None:
     assert quantity(text) == value
+
+
+NONSENSE = [
+    "abc",
+    7,
+    True,
+    None,
+    [],
+    {},
+    ["a"],
+    [None],
+    {"a": {"b": 1}},
+    {"": ""},
+    "9" * 5000,
+    "1" * 400 + ".5",
+    10**400,
+]
+
+
+@pytest.mark.parametrize("value", NONSENSE, ids=lambda value: str(value)[:12])
+def test_whatever_a_template_says_the_job_has_a_status(value: object) -> None:
+    """Each of them got past the API server, and kept the operator from writing this job's status at all."""
+    assert missing_on_nodes(wants(nodeSelector=value), NODES).endswith("not ready: c")
+    for resources in (value, {"limits": value}, {"requests": {"memory": value}}, {"limits": {"cpu": value}}):
+        assert missing_on_nodes(wants(resources=resources), NODES).endswith("not ready: c")
+    assert missing_on_nodes({"containers": value}, NODES, value).endswith("not ready: c")
+
+
+@pytest.mark.parametrize(
+    "text", ["9" * 5000, "1" * 400 + ".5", 10**400, None, [], {}, "1" * 65], ids=lambda text: str(text)[:12]
+)
+def test_what_is_too_long_for_a_quantity_is_none(text: object) -> None:
+    assert quantity(text) is None
+    assert quantity("9" * 60 + "Ei") is not None
+    assert quantity(10**5000) is None

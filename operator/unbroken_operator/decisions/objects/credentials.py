@@ -11,6 +11,12 @@ from unbroken_core.errors import InputError
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.objects.manifests import Manifest
 
+MAX_PEM_BYTES = 16 << 10
+"""Of each key of a Secret that holds certificates: an old and a new authority are below 2 KiB, with RSA below 5."""
+MAX_AUTHORITIES = 8
+"""OpenSSL reads them while it holds the GIL, in time that grows with the square of their number."""
+_CERTIFICATE_KEYS = (layout.AUTHORITY_KEY, layout.CERTIFICATE_KEY, layout.PRIVATE_KEY_KEY)
+
 
 @dataclass(frozen=True)
 class Certificates:
@@ -84,15 +90,29 @@ def wrong_keys(item: Mapping[str, Any], wanted: Mapping[str, str]) -> tuple[str,
 
 
 def certificates_of(item: Mapping[str, Any]) -> Certificates | None:
-    """Return the certificates in a Secret, None when not all of them are there."""
-    keys = (layout.AUTHORITY_KEY, layout.CERTIFICATE_KEY, layout.PRIVATE_KEY_KEY)
-    authority, certificate, key = (_text(item, name) for name in keys)
+    """Return the certificates in a Secret, None when not all of them are there, or one is more than may be."""
+    if refused_certificates(item):
+        return None
+    authority, certificate, key = (_text(item, name) for name in _CERTIFICATE_KEYS)
     return Certificates(authority, certificate, key) if authority and certificate and key else None
+
+
+def refused_certificates(item: Mapping[str, Any]) -> str:
+    """Return which key of a job's Secret holds more than this operator reads, and what it wants; "" for none."""
+    data = item.get("data") or {}
+    for key in _CERTIFICATE_KEYS:
+        num_bytes = len(data.get(key) or "") // 4 * 3
+        if num_bytes > MAX_PEM_BYTES:
+            return f"{key}: want at most {MAX_PEM_BYTES} bytes, got about {num_bytes}"
+    num = _text(item, layout.AUTHORITY_KEY).count("-----BEGIN ")
+    if num > MAX_AUTHORITIES:
+        return f"{layout.AUTHORITY_KEY}: want at most {MAX_AUTHORITIES} certificates, got {num}"
+    return ""
 
 
 def missing_keys(item: Mapping[str, Any], *, is_encrypted: bool) -> tuple[str, ...]:
     """Return the keys of a job's Secret that pods read and that are not there, or cannot be read."""
-    certificates = (layout.AUTHORITY_KEY, layout.CERTIFICATE_KEY, layout.PRIVATE_KEY_KEY) if is_encrypted else ()
+    certificates = _CERTIFICATE_KEYS if is_encrypted else ()
     lost = tuple(key for key in certificates if not _text(item, key).strip())
     if identity_of(item) is not None:
         return lost

@@ -55,6 +55,9 @@ def _unstartable(snapshot: Snapshot, *, is_short: bool) -> tuple[Reason, str] | 
     if snapshot.memory.refusals:
         first = snapshot.memory.refusals[0]
         return Reason.WRITE_REFUSED, f"the API server refused {first.name}: {first.message}"
+    if snapshot.secret is not None and snapshot.secret.refused:
+        text = f"Secret {snapshot.secret.name}: {snapshot.secret.refused}"
+        return Reason.SECRET_DAMAGED, f"{text}: the operator goes on with those that it had, if any; write fewer"
     if snapshot.secret is not None and snapshot.secret.lacks:
         lacking = f"Secret {snapshot.secret.name} has lost {listed(snapshot.secret.lacks)}"
         return Reason.SECRET_DAMAGED, f"{lacking}: starting pods cannot go on; delete it, and the operator recreates it"

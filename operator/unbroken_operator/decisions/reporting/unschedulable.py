@@ -3,7 +3,7 @@
 The scheduler's own message counts nodes; it names neither the label nor the number that it missed.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -27,7 +27,7 @@ def missing_on_nodes(pod_spec: Mapping[str, Any], nodes: Mapping[str, NodeView],
 
 
 def _labels(pod_spec: Mapping[str, Any], nodes: Mapping[str, NodeView]) -> Iterator[str]:
-    for label, value in sorted((pod_spec.get("nodeSelector") or {}).items()):
+    for label, value in sorted(_mapping(pod_spec.get("nodeSelector")).items()):
         values = sorted({node.labels[label] for node in nodes.values() if label in node.labels})
         if value not in values:
             seen = f"seen {', '.join(values[:_MAX_SEEN])}" if values else "seen none"
@@ -65,13 +65,18 @@ def _held(nodes: Mapping[str, NodeView]) -> Iterator[str]:
 def _requests(pod_spec: Mapping[str, Any]) -> dict[str, Fraction]:
     """Return what all of the user's containers request together."""
     total: dict[str, Fraction] = {}
-    containers: Sequence[Mapping[str, Any]] = pod_spec.get("containers") or ()
-    for container in containers:
-        resources = container.get("resources") or {}
+    containers = pod_spec.get("containers")
+    for container in containers if isinstance(containers, list) else ():
+        resources = _mapping(_mapping(container).get("resources"))
         # What has a limit and no request is requested as limited.
-        for name, text in {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.items():
+        for name, text in {**_mapping(resources.get("limits")), **_mapping(resources.get("requests"))}.items():
             total[name] = total.get(name, Fraction(0)) + (quantity(text) or Fraction(0))
     return total
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    """Return what should be an object; what is another thing stays for the API server to refuse."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _number(value: Fraction) -> str:

@@ -123,7 +123,8 @@ def memory_families(counted: Counted) -> Iterator[Metric]:
     failures.add_metric([], counted.digest_failures)
     yield failures
     refused = CounterMetricFamily(
-        "unbroken_memory_refused", "Connections and messages of workers of this pod that its keeper refused."
+        "unbroken_memory_refused",
+        "Connections and messages that this pod's keeper refused, of its workers and on the port for other pods.",
     )
     refused.add_metric([], counted.num_refused)
     yield refused
