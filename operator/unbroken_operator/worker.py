@@ -272,7 +272,7 @@ class JobWorker:
         secret = self._secret
         found = await self._aside(partial(_look, shared.pods.held(self.key, self.uid), self.key[1]))
         now_s = time.monotonic()
-        self._poller.limits = self._report_limits(found.num_trainers, now_s)
+        self._poller.limits = self._report_limits(found, now_s)
         self._poller.follow(self._target(found.rendezvous))
         snapshot = Snapshot(
             job=self.job,
@@ -336,14 +336,16 @@ class JobWorker:
         await self._secret.refresh_tokens(blocks, FRESH_SECRET_S if self._secret.is_foreign else TOKENS_AGE_S)
         await self._secret.refresh_tokens(starting, STARTING_SECRET_S)
 
-    def _report_limits(self, num_trainers: int, now_s: float) -> ReportLimits:
+    def _report_limits(self, found: "_Look", now_s: float) -> ReportLimits:
         """Return what the rendezvous may report; it learns a moment later than we that a job is smaller."""
         spec = self.job.get("spec")
-        num = max(wanted_pods(spec), num_trainers)
+        self._memory.resize(max(wanted_pods(spec), found.num_trainers))
+        told = (self.job.get("status") or {}).get("nextPodOrdinal") or 0
+        num_ordinals = max(told, self._memory.next_pod_ordinal)
+        num = max(min(wanted_pods(spec), num_ordinals), found.num_trainers)
         if num >= self._peak[0] or now_s - self._peak[1] > PEAK_S:
             self._peak = (num, now_s)
-        self._memory.resize(num)
-        return report_limits(spec, self._peak[0])
+        return report_limits(spec, self._peak[0], num_ordinals, found.uids)
 
     def _target(self, candidates: tuple[PodView, ...]) -> RendezvousTarget | None:
         if not candidates or not self._secret.token:
@@ -385,6 +387,8 @@ class _Look:
     pods: tuple[PodView, ...]
     hosts: frozenset[str]
     num_trainers: int
+    uids: frozenset[str]
+    """Of the job's own training pods."""
     rendezvous: tuple[PodView, ...]
     """Those that may be asked."""
     is_starting: bool
@@ -398,6 +402,7 @@ def _look(held: HeldPods, job: str) -> _Look:
         pods,
         held.hosts(),
         sum(pod.component == layout.TRAINER for pod in pods),
+        frozenset(pod.uid for pod in owned if pod.component == layout.TRAINER),
         tuple(
             pod
             for pod in owned

@@ -7,7 +7,7 @@ from a backup, with lower versions, or with objects that had been deleted. What 
 it by version.
 """
 
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
@@ -25,6 +25,8 @@ MAX_TOMBSTONES = 20_000
 MAX_PAST_HOSTS = 128
 """Of one job: more than a job may blame, so that moving about hides none of them."""
 MAX_HOSTED_JOBS = 2_000
+MAX_VANISHED = 256
+"""Of one job, until its worker has looked what became of them."""
 
 
 View = TypeVar("View")
@@ -76,15 +78,18 @@ class HeldPods:
 
 
 class PodStore:
-    """Pods of all jobs. `on_change` gets the job whose pods changed."""
+    """Pods of all jobs. `on_change` gets the job whose pods changed, `on_cut` a pod of which a part is not kept."""
 
-    def __init__(self, on_change: Callable[[JobKey], None]) -> None:
+    def __init__(
+        self, on_change: Callable[[JobKey], None], on_cut: Callable[[JobKey, PodView], None] = lambda _key, _pod: None
+    ) -> None:
         self._on_change = on_change
-        self._pods: defaultdict[JobKey, dict[str, Known[PodView]]] = defaultdict(dict)
+        self._on_cut = on_cut
+        self._pods: dict[JobKey, dict[str, Known[PodView]]] = {}
         self._mark = 0
         self._gone: OrderedDict[str, tuple[int | None, int]] = OrderedDict()
         """By uid, versions at which pods left the watch, None where the pod itself is known to be gone; and marks."""
-        self._vanished: defaultdict[JobKey, dict[str, PodView]] = defaultdict(dict)
+        self._vanished: OrderedDict[JobKey, OrderedDict[str, PodView]] = OrderedDict()
         """By name: pods that left the watch without being deleted. They may only have lost the job's label."""
         self._ended: OrderedDict[str, _Owner] = OrderedDict()
         """Owners of deleted training pods that were seen to end, by uid of the pod."""
@@ -120,9 +125,11 @@ class PodStore:
 
     def explain(self, key: JobKey, name: str) -> None:
         """Forget that a pod vanished: it is known what became of it."""
-        self._vanished.get(key, {}).pop(name, None)
-        if not self._vanished.get(key, True):
-            del self._vanished[key]
+        pods = self._vanished.get(key)
+        if pods is not None:
+            pods.pop(name, None)
+            if not pods:
+                del self._vanished[key]
 
     def drop(self, key: JobKey) -> None:
         """Forget what is kept for the worker of a job that is gone."""
@@ -161,12 +168,14 @@ class PodStore:
     def _take(self, item: Seen[PodView], mark: int) -> None:
         """Hold a pod, unless a newer state of it became known since `mark`."""
         key, version, view = item.key, item.version, item.view
-        before = self._pods[key].get(view.name)
+        before = self._pods.get(key, {}).get(view.name)
         if before is not None and before.mark >= mark and before.version >= version:
             return
         if not self._is_back(view.uid, version, mark):
             return
-        self._pods[key][view.name] = Known(version, view, self._mark)
+        self._pods.setdefault(key, {})[view.name] = Known(version, view, self._mark)
+        if view.cut and (before is None or before.view.cut != view.cut):
+            self._on_cut(key, view)
         self._note_host(key, view)
         if before is None or before.view != view:
             self._on_change(key)
@@ -176,7 +185,7 @@ class PodStore:
         key, view = _job_key(item), pod_view(item)
         self._note_end(key, view)
         if not view.is_deleting and view.component == layout.TRAINER:
-            self._vanished[key][view.name] = view
+            self._note_vanished(key, view)
         self._forget(key, view.name, view.uid, version_of(item))
 
     def forget(self, key: JobKey, name: str, uid: str) -> None:
@@ -194,7 +203,7 @@ class PodStore:
         owner = self._ended.pop(uid, None)
         if owner is not None:
             # It is among the present ones again.
-            self._num_ended[owner] -= 1
+            self._count_back(owner)
         return True
 
     def _forget(self, key: JobKey, name: str, uid: str, version: int | None) -> None:
@@ -229,7 +238,22 @@ class PodStore:
         self._num_ended[key[0], view.owner_uid] += 1
         if len(self._ended) > MAX_TOMBSTONES:
             _, owner = self._ended.popitem(last=False)
-            self._num_ended[owner] -= 1
+            self._count_back(owner)
+
+    def _count_back(self, owner: _Owner) -> None:
+        self._num_ended[owner] -= 1
+        if self._num_ended[owner] <= 0:
+            del self._num_ended[owner]
+
+    def _note_vanished(self, key: JobKey, view: PodView) -> None:
+        """Remember a pod for its job's worker: there may be none, since labels are anybody's to write."""
+        pods = self._vanished.setdefault(key, OrderedDict())
+        pods[view.name] = view
+        self._vanished.move_to_end(key)
+        if len(pods) > MAX_VANISHED:
+            pods.popitem(last=False)
+        if len(self._vanished) > MAX_HOSTED_JOBS:
+            self._vanished.popitem(last=False)
 
 
 class ServiceStore:
