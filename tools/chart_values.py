@@ -24,7 +24,9 @@ helm test unbroken --namespace unbroken-system
 
 `helm upgrade` updates the CRD, too. Give it `--reset-then-reuse-values` (helm 3.14 and newer) rather than
 `--reuse-values`, which lacks the values that are new in this version. `helm uninstall` keeps the CRD, and with it all
-jobs.
+jobs; their pods train on, and nobody replaces them. No job has a finalizer of the operator's, so each can be deleted
+without it, and all that belongs to it goes with it. Taints of the quarantine stay on their nodes
+(`unbroken.dev/quarantine`).
 
 {messages}
 Metrics, dashboards and alerts: [docs/dashboards.md](../../docs/dashboards.md).

@@ -31,6 +31,10 @@ STEADY_S = 60.0
 _IDENTITY: Any = "unbroken-operator"
 """Any text, since there are no peers. Without it kopf looks up the user's name; an image's uid has none."""
 
+NO_FINALIZER = "the operator of Unbroken has no finalizer"
+"""No object can have one of this name, since the API server refuses spaces. kopf takes its own off wherever it sees it:
+whoever put kopf's, whose name is public, on a job made kopf write to that job for ever, and miss its events."""
+
 
 class NoDiffBase(kopf.DiffBaseStorage):
     """Nobody asks how a job has changed: without this kopf copies all of a job, and its history, at every event."""
@@ -68,6 +72,7 @@ async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
     # The job's own resource is all that kopf must find.
     settings.scanning.disabled = True
     settings.persistence.diffbase_storage = NoDiffBase()
+    settings.persistence.finalizer = NO_FINALIZER
     settings.posting.enabled = False
     settings.watching.server_timeout = SERVER_TIMEOUT_S
     settings.watching.connect_timeout = 10.0

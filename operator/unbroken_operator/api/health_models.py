@@ -11,9 +11,17 @@ from unbroken_operator.api.model_base import Model, rule, rules
 
 MAX_PATHS = 8
 MAX_PROBES = 8
+MAX_COMMAND_BYTES = 16 << 10
+"""Of the commands of all probes. As JSON they take six times as much at most, and the kernel starts no process with a
+variable of 128 KiB."""
 BUILT_IN = ("clock", "gpu", "gpu-events", "memory", "network", "oom", "pcie", "ports", "storage", "watch", "extensions")
 """Names of checks that no probe may have."""
 _IS_UNIQUE = "!has(self.probes) || self.probes.all(one, self.probes.exists_one(other, other.name == one.name))"
+_IS_SHORT = (
+    "!has(self.probes) || "
+    f"self.probes.map(one, one.command.map(word, size(bytes(word))).sum()).sum() <= {MAX_COMMAND_BYTES}"
+)
+_WANTS_SHORT = f"want at most {MAX_COMMAND_BYTES} bytes in the commands of all probes"
 _IS_FREE = f"!(self.name in {list(BUILT_IN)})"
 
 
@@ -48,7 +56,12 @@ class ProbeSpec(Model):
 class HealthSpec(Model):
     """The watch on devices, links and nodes."""
 
-    model_config = ConfigDict(json_schema_extra=rules(rule(_IS_UNIQUE, "probes must have different names", ".probes")))
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(_IS_UNIQUE, "probes must have different names", ".probes"),
+            rule(_IS_SHORT, f"{_WANTS_SHORT}: call a script of the image", ".probes"),
+        )
+    )
 
     mode: HealthMode = HealthMode.OBSERVE
     """Off: nothing is looked at. Observe: what is found is told, and changes nothing. Act: ranks move from what is
@@ -59,7 +72,7 @@ class HealthSpec(Model):
     """Absolute paths in the trainer container that are looked at as well: whether they answer, can be written and have
     room. Nothing is written there."""
     probes: Annotated[tuple[ProbeSpec, ...], Field(max_length=MAX_PROBES)] = ()
-    """Commands that look at more, each on a schedule of its own."""
+    """Commands that look at more, each on a schedule of its own; 16 KiB of commands in all."""
 
 
 def refusals(health: HealthSpec) -> Iterator[str]:
@@ -70,3 +83,6 @@ def refusals(health: HealthSpec) -> Iterator[str]:
             yield f"probes[{index}].name: want a name other than those of built-in checks, got {name}"
     if len(set(names)) < len(names):
         yield f"probes: want different names, got {names}"
+    num_bytes = sum(len(word.encode(errors="replace")) for probe in health.probes for word in probe.command)
+    if num_bytes > MAX_COMMAND_BYTES:
+        yield f"probes: {_WANTS_SHORT}, got {num_bytes}: call a script of the image"

@@ -168,6 +168,11 @@ def by_rule() -> Iterator[Case]:
         ("isolation", {"timeouts": {"isolationSeconds": 35}}),
         ("isolation, a second more", {"timeouts": {"isolationSeconds": 36}}),
         ("a probe", {"health": {"probes": [{"name": "disk", "command": ["true"]}]}}),
+        ("probes of 16 KiB", {"health": {"probes": [{"name": "disk", "command": ["x" * 1024] * 16}]}}),
+        (
+            "probes that are too long",
+            {"health": {"probes": [{"name": f"p{n}", "command": ["é" * 1024] * 5} for n in range(2)]}},
+        ),
         ("a probe twice", {"health": {"probes": [{"name": "disk", "command": ["true"]}] * 2}}),
         ("a probe named like a built-in check", {"health": {"probes": [{"name": "gpu", "command": ["true"]}]}}),
         ("a pull secret of ours", {"rendezvous": {"imagePullSecrets": ["other-rendezvous"]}}),

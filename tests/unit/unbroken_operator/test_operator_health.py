@@ -87,6 +87,26 @@ def test_what_cannot_be_looked_at_is_refused_by_name(health: dict[str, Any], tex
     assert text in verdict.message
 
 
+def probes_of(num_bytes: int, character: str) -> list[dict[str, Any]]:
+    """Return eight probes whose commands have so many bytes together."""
+    num = num_bytes // len(character.encode()) // 32
+    return [{"name": f"p{index}", "command": [character * num] * 4} for index in range(8)]
+
+
+@pytest.mark.parametrize("character", ["x", "\x01", '"', "é", "\u2028", "😀", "$("], ids=ascii)
+def test_the_longest_commands_fit_in_a_variable_with_which_processes_start(character: str) -> None:
+    """Seen before: eight probes of 16 KiB each were admitted, and then exec failed with E2BIG in every new pod."""
+    (found,) = [
+        value
+        for name, value in watch_variables(valid(health={"probes": probes_of(16 << 10, character)})).items()
+        if name == "UNBROKEN_WATCH_PROBES"
+    ]
+    assert len(f"UNBROKEN_WATCH_PROBES={found}".encode()) < 128 << 10
+    verdict = admit(a_job(health={"probes": probes_of((16 << 10) + 512, character)}))
+    assert isinstance(verdict, InvalidSpec)
+    assert "spec.health.probes: want at most 16384 bytes in the commands of all probes, got 1" in verdict.message
+
+
 def health_of(*findings: Finding, held: str = "", unchecked: tuple[tuple[str, int], ...] = ()) -> HealthStatus:
     found = tuple(PodFinding("digits-0", "a", finding) for finding in findings)
     return HealthStatus(3, found, len(found), unchecked, held)
