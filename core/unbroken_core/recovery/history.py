@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from unbroken_core.bounds import MAX_SECONDS
 from unbroken_core.messages import EarlierRun, Recovery, Repair, TimeSpent
 from unbroken_core.reasons import Cause, Phase, Rung, Spent
 from unbroken_core.recovery.account import Account, wall_of
@@ -190,7 +191,7 @@ class Incident:
             iteration_before=self.iteration_before,
             iteration_after=self.iteration_after,
             replaced_by=tuple(self.replaced_by),
-            phase_s=dict(self.phase_s),
+            phase_s={name: min(seconds, MAX_SECONDS) for name, seconds in self.phase_s.items()},
             started_at=wall(self.started_s),
             ended_at="" if self.ended_s is None else wall(self.ended_s),
             world_size_before=self.world_size_before,
