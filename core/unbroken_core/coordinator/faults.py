@@ -68,7 +68,10 @@ def take_fault(job: JobState, fault: FaultRecord, now_s: float, lost_s: float | 
         if fault.is_hang and phase.inquiry is None:
             job.phase = replace(phase, inquiry=begin_inquiry(job, now_s))
         return job.history.add(fault)
+    again = job.history.running
     _open_incident(job, now_s, lost_s)
+    if again is not None and again is job.history.running:
+        again.repeat(fault)
     job.history.add(fault)
     job.progress.stop(now_s, fault.at_s)
     inquiry = begin_inquiry(job, now_s) if fault.is_hang else None

@@ -24,7 +24,16 @@ from unbroken_core.coordinator.state.places import Member, WorkerPlace
 from unbroken_core.pod.liveness import heartbeat_interval_s
 from unbroken_core.ranks.worlds import Outcome, Shortage, World
 from unbroken_core.reasons import JobPhase, Reason, Rung, WorkerPhase
-from unbroken_core.recovery.ladder import Choice, Fail, RestartJob, Situation, TakeWorld, WaitForHelp, choose
+from unbroken_core.recovery.ladder import (
+    MAX_MISTAKES,
+    Choice,
+    Fail,
+    RestartJob,
+    Situation,
+    TakeWorld,
+    WaitForHelp,
+    choose,
+)
 from unbroken_core.settings import HealthMode
 
 _READY = WorkerPhase.READY
@@ -199,10 +208,18 @@ def _situation(job: JobState, phase: Interrupted, newcomers: Newcomers, now_s: f
         num_barren=job.history.num_barren,
         no_progress_limit=settings.no_progress_limit,
         num_same=job.history.num_same,
-        has_exited=job.history.has_exited,
+        is_mistake=_is_mistake(job),
         culprit="" if job.history.running is None else job.history.running.culprit.text,
     )
     return situation, phase
+
+
+def _is_mistake(job: JobState) -> bool:
+    if job.history.num_same <= MAX_MISTAKES:
+        return False
+    members = job.members
+    workers = {(uid, local_rank) for uid in members.active for local_rank in members.by_uid[uid].ranks}
+    return job.history.is_mistake(workers, job.world.size)
 
 
 def _respawning(job: JobState) -> list[str]:

@@ -5,13 +5,14 @@ All times are seconds of the coordinator's clock; they become wall-clock text on
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from unbroken_core.bounds import MAX_SECONDS
 from unbroken_core.messages import EarlierRun, Recovery, Repair, TimeSpent
 from unbroken_core.reasons import Cause, Phase, Rung, Spent
 from unbroken_core.recovery.account import Account, wall_of
+from unbroken_core.recovery.mistakes import has_given_up, is_mistake
 
 MAX_RECOVERIES = 20
 STEADY_RUN_S = 60.0
@@ -31,10 +32,8 @@ SCRIPT_CAUSES = frozenset(
 _HANGS = (Cause.SOFT_TIMEOUT, Cause.HARD_TIMEOUT)
 _ASKS = "asks all ranks what they do"
 _HEIGHT = {rung: number for number, rung in enumerate(Rung)}
-
-
-_EXIT = "SystemExit: "
-"""How the fault of `sys.exit` with another code than 0 begins."""
+_MAX_MISTAKES = 64
+"""Of one recovery, by their words."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +102,12 @@ class Incident:
     """The first report of a hang."""
     _stood: FaultRecord | None = field(default=None, init=False)
     """The strongest report of a worker that made no progress."""
+    _by_mistake: dict[tuple[str, ...], set[tuple[str, int | None]]] = field(default_factory=dict, init=False)
+    """Who has failed with which words."""
+    _num_alike: int = field(default=1, init=False)
+    """Of a mistake: plans in a row, the last one included, that it ended."""
+    _has_varied: bool = field(default=False, init=False)
+    """Whether something else ended one of the plans."""
     _num_plans_named: int = field(default=-1, init=False)
     """`num_plans` at the verdict."""
 
@@ -143,6 +148,10 @@ class Incident:
     def add(self, fault: FaultRecord) -> bool:
         """Collect a fault; of each worker the strongest is kept. Return whether it is news."""
         key = (fault.pod_uid, fault.local_rank)
+        if is_mistake(fault.cause, fault.detail):
+            words = _words(fault)
+            if words in self._by_mistake or len(self._by_mistake) < _MAX_MISTAKES:
+                self._by_mistake.setdefault(words, set()).add(key)
         known = self.faults.get(key)
         if known is not None and known.cause.severity >= fault.cause.severity:
             return False
@@ -154,6 +163,35 @@ class Incident:
         if self._culprit is None or _weight(fault) > _weight(self._culprit):
             self._culprit = fault
         return True
+
+    def repeat(self, fault: FaultRecord) -> None:
+        """Note with what a plan of this recovery has ended before all ranks ran again."""
+        is_same = _words(fault) == self.words
+        self._num_alike = self._num_alike + 1 if is_same else 0
+        self._has_varied = self._has_varied or not is_same
+
+    def num_same(self, words_before: tuple[str, ...], num_before: int) -> int:
+        """Return how often in a row its fault has come, if it came so often with these words before it."""
+        if self.culprit.cause not in SCRIPT_CAUSES:
+            return 0
+        # Whether another fault came a second time in one recovery says little: its words may be those of others' loss.
+        num_alike = self._num_alike if is_mistake(self.culprit.cause, self.culprit.detail) else 1
+        return num_alike + (num_before if self.follows(words_before) else 0)
+
+    def follows(self, words_before: tuple[str, ...]) -> bool:
+        """Return whether the recovery before, with these words, was from the same fault, without progress since."""
+        is_in_a_row = not self._has_varied or not is_mistake(self.culprit.cause, self.culprit.detail)
+        return self.is_barren and is_in_a_row and self.words == words_before
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What tells its fault from others."""
+        return _words(self.culprit)
+
+    @property
+    def same_workers(self) -> set[tuple[str, int | None]]:
+        """Who made this mistake, in any of these plans."""
+        return self._by_mistake.get(self.words, set())
 
     def replace_fault(self, fault: FaultRecord, named: FaultRecord) -> None:
         """Replace a fault by one that says more of the same."""
@@ -207,6 +245,11 @@ def _nobody(fault: FaultRecord, detail: str) -> FaultRecord:
     return FaultRecord(fault.cause, "", None, fault.at_s, fault.detect_s, detail=detail, is_hang=True)
 
 
+def _words(fault: FaultRecord) -> tuple[str, ...]:
+    """Return what tells a fault from others: what it says, and of a mistake in the code where it is."""
+    return (fault.detail, *(fault.stack[-1:] if is_mistake(fault.cause, fault.detail) else ()))
+
+
 def _weight(fault: FaultRecord) -> tuple[int, bool, float, float]:
     if fault.cause is not Cause.SOFT_TIMEOUT:
         return fault.cause.severity, False, -fault.at_s, 0.0
@@ -232,7 +275,9 @@ class History:
         """Rises with every change but of a phase's seconds."""
         self._num_incidents = 0
         self._num_barren = 0
-        self._last_words = ""
+        self._last_words: tuple[str, ...] = ()
+        self._same_workers: set[tuple[str, int | None]] = set()
+        """Who failed with these words in the last recoveries in a row."""
         self._num_same = 0
 
     def open(
@@ -281,14 +326,23 @@ class History:
             self.num_changes += 1
             last.add_phase(Phase.FIRST_PROGRESS, now_s - last.ended_s)
 
-    @property
-    def has_exited(self) -> bool:
-        """Whether each rank of the world left the function by `sys.exit`: the script gives up, everywhere."""
+    def is_mistake(self, workers: Collection[tuple[str, int]], world_size: int) -> bool:
+        """Return whether the script makes the running recovery's fault by itself, as far as the active workers tell.
+
+        An error of its code must come from several pods or all workers: one node may lack something. All workers must
+        have given up by `sys.exit`, since those of a few pods may do so as their pods are told to end. Some may be
+        interrupted before they fail: so all of those tries count that ended in the same words. Who is no longer active
+        counts no longer.
+        """
         incident = self.running
-        if incident is None or len(incident.faults) < max(incident.world_size_before, 1):
+        if incident is None or not is_mistake(incident.culprit.cause, incident.culprit.detail):
             return False
-        faults = incident.faults.values()
-        return all(item.cause is Cause.BASE_EXCEPTION and item.detail.startswith(_EXIT) for item in faults)
+        failed = incident.same_workers | (self._same_workers if incident.follows(self._last_words) else set())
+        failed.intersection_update(workers)
+        is_everywhere = len(failed) >= max(world_size, 1)
+        if has_given_up(incident.culprit.cause, incident.culprit.detail):
+            return is_everywhere
+        return is_everywhere or len({uid for uid, _rank in failed}) > 1
 
     @property
     def num_barren(self) -> int:
@@ -305,10 +359,7 @@ class History:
         return self._num_same if self.running is None else self._count_same(self.running)
 
     def _count_same(self, incident: Incident) -> int:
-        if incident.culprit.cause not in SCRIPT_CAUSES:
-            return 0
-        is_same = incident.is_barren and incident.culprit.detail == self._last_words
-        return 1 + (self._num_same if is_same else 0)
+        return incident.num_same(self._last_words, self._num_same)
 
     def close(self, now_s: float) -> None:
         """End the running recovery, since all active workers run again, and count it, once.
@@ -329,7 +380,9 @@ class History:
             return
         self.num_changes += 1
         self._num_barren, self._num_same = self._count_barren(incident), self._count_same(incident)
-        self._last_words = incident.culprit.detail
+        before = self._same_workers if incident.follows(self._last_words) else set()
+        self._same_workers = incident.same_workers | before
+        self._last_words = incident.words
         self.finished.append(incident)
         self.running = None
 

@@ -28,8 +28,8 @@ from unbroken_core.plurals import counted
 from unbroken_core.ranks.worlds import Outcome, Shortage, World
 from unbroken_core.reasons import Reason, Rung
 
-MAX_EXITS = 1
-"""A script that gives up on all ranks is run once more."""
+MAX_MISTAKES = 1
+"""A script that gives up, or fails by its own code, is run once more."""
 MAX_SAME = 10
 """So often in a row the same fault without progress is recovered in a job without a limit of its own."""
 
@@ -77,8 +77,8 @@ class Situation:
     no_progress_limit: int | None = None
     num_same: int = 0
     """Those of them, the newest ones, that had the very same fault."""
-    has_exited: bool = False
-    """Whether each rank of the world left the function by `sys.exit` with another code than 0."""
+    is_mistake: bool = False
+    """Whether the script itself makes it, wherever it runs: an error of its code, or it gives up by `sys.exit`."""
     culprit: str = ""
     """The fault, for people."""
 
@@ -138,12 +138,14 @@ def choose(view: Situation) -> Choice:
 
 
 def _no_progress(view: Situation) -> Fail | None:
-    if view.has_exited and view.num_same > MAX_EXITS:
-        return Fail(
-            Reason.NO_PROGRESS,
-            f"all ranks called sys.exit, {view.num_same} times in a row with the same code and without progress: "
-            f"{view.culprit}. Call sys.exit(0) for an early stop, raise an exception where a restart may help",
+    if view.is_mistake and view.num_same > MAX_MISTAKES:
+        remedy = (
+            "call sys.exit(0) for an early stop, and raise an exception where a restart may help"
+            if "SystemExit" in view.culprit
+            else "correct the script, since no restart mends this"
         )
+        same = f"the script failed in the same way {view.num_same} times in a row, without progress"
+        return Fail(Reason.NO_PROGRESS, f"{same}: {view.culprit}; {remedy}")
     if view.no_progress_limit is None:
         return _same_again(view)
     if view.num_barren <= view.no_progress_limit:

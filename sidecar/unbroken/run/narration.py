@@ -1,5 +1,7 @@
 """What the terminal shows: the differences between two statuses, one line each. Pure."""
 
+import re
+
 from unbroken_core.messages import JobStatus, Recovery
 from unbroken_core.plurals import counted
 from unbroken_core.reasons import Cause, JobPhase
@@ -22,6 +24,16 @@ def narrate(before: JobStatus | None, after: JobStatus) -> list[str]:
     elif after.phase in (JobPhase.COMPLETE, JobPhase.FAILED) and has_moved:
         lines.append(f"{after.phase}: {after.message}")
     return lines
+
+
+def exit_code(failed: JobStatus) -> int:
+    """Return the code with which a failed run ends: that of `sys.exit` where that is why, else 1."""
+    last = failed.recoveries[-1] if failed.recoveries else None
+    if last is None or last.ended_at or last.cause is not Cause.BASE_EXCEPTION:
+        return 1
+    found = re.fullmatch(r"SystemExit: (-?\d{1,9})", last.detail, re.ASCII)
+    # As the kernel does, but never 0.
+    return 1 if found is None else int(found[1]) & 0xFF or 1
 
 
 class Waits:

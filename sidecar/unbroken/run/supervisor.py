@@ -16,7 +16,7 @@ from unbroken.run.children import Child, Children
 from unbroken.run.client import StatusClient
 from unbroken.run.flags import in_flags
 from unbroken.run.loopback_block import LoopbackBlock
-from unbroken.run.narration import Waits, narrate
+from unbroken.run.narration import Waits, exit_code, narrate
 from unbroken.run.options import RunOptions
 from unbroken.run.pods import Pod, make_recipes
 from unbroken_core.conventions.printable import printable
@@ -298,7 +298,8 @@ class Supervisor:
     def _failed_code(self) -> int:
         """Return the exit code of the first pod that says why the job has failed."""
         ended = (pod.launcher.ended for pod in self._pods if pod.launcher is not None)
-        return next((code.result() for code in ended if code.done() and code.result() > 1), 1)
+        found = next((code.result() for code in ended if code.done() and code.result() > 1), 1)
+        return found if found != 1 or self._status is None else exit_code(self._status)
 
     async def _clean_up(self) -> None:
         if not self._end.done():

@@ -25,6 +25,8 @@ def end(how: str) -> None:
         sys.exit(int(how.removeprefix("exit ")))
     if how == "raise":
         raise RuntimeError("no disk")
+    if how == "mistake":
+        raise NameError("name 'undefined' is not defined")
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "again":

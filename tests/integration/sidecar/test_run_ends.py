@@ -33,8 +33,15 @@ WORKLOAD = Path(__file__).with_name("ends_workload.py")
         pytest.param(
             {"in 0": "exit 0", "in 1": "exit 0"}, 0, "complete: all 2 ranks completed", id="early stop on all ranks"
         ),
-        # The second time, where none was interrupted before it exited as well; else the eleventh, as any fault.
-        pytest.param({"in 0": "exit 3", "in 1": "exit 3"}, 1, "SystemExit: 3", id="give up"),
+        pytest.param(
+            {"in 0": "exit 3", "in 1": "exit 3"}, 3, "(SystemExit: 3); call sys.exit(0) for an early stop", id="give up"
+        ),
+        pytest.param(
+            {"in 0": "mistake", "in 1": "mistake"},
+            1,
+            "(NameError: name 'undefined' is not defined); correct the script",
+            id="a mistake",
+        ),
         pytest.param({"1": "kill"}, 137, "failed: rank 1 in ends-workload-1 killed by signal 9", id="one is killed"),
         pytest.param({"0": "again", "1": "again"}, 1, "this is the second call in this process", id="second call"),
     ],
@@ -46,7 +53,8 @@ def test_run_is_complete_when_its_processes_have_ended_well(
     assert job.wait_for_exit(400.0) == code, job.text()
     assert text in job.text()
     assert ("complete:" in job.text()) == (code == 0)
-    assert ("fault 1" in job.text()) == ("SystemExit" in text)
+    assert ("fault 1" in job.text()) == any(key.startswith("in") and "exit 0" not in end for key, end in ends.items())
+    assert job.text().count("Traceback") <= 4, "each rank's own, twice"
     last = job.errors.read_text().splitlines()[-1]
     assert text in last
     assert "socket.cpp" not in last, "a message of torch is not what the script ended with"

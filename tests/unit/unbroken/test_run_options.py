@@ -8,7 +8,7 @@ import pytest
 
 from unbroken.install import install
 from unbroken.run.flags import in_flags
-from unbroken.run.narration import Waits, narrate
+from unbroken.run.narration import Waits, exit_code, narrate
 from unbroken.run.options import read_options
 from unbroken_core.errors import InputError
 from unbroken_core.messages import PROTOCOL, JobStatus, Recovery
@@ -197,3 +197,22 @@ def test_a_wait_is_said_when_it_lasts_and_then_every_ten_seconds_with_how_long()
 def test_a_script_on_standard_input_keeps_its_arguments() -> None:
     options = read_options(["--pods", "2", "-", "--epochs", "3"])
     assert (options.command, options.settings.job) == ((sys.executable, "-", "--epochs", "3"), "job")
+
+
+@pytest.mark.parametrize(
+    ("detail", "code"),
+    [
+        ("SystemExit: 3", 3),
+        ("SystemExit: -1", 255),
+        ("SystemExit: 256", 1),
+        ("SystemExit: no data", 1),
+        ("SystemExit: 9999999999999", 1),
+        ("KeyboardInterrupt", 1),
+    ],
+)
+def test_a_run_that_fails_by_sys_exit_ends_with_its_code(detail: str, code: int) -> None:
+    last = replace(RECOVERY, cause=Cause.BASE_EXCEPTION, detail=detail, ended_at="")
+    assert exit_code(replace(STATUS, recoveries=(last,))) == code
+    assert exit_code(replace(STATUS, recoveries=(replace(last, ended_at="t"),))) == 1
+    assert exit_code(replace(STATUS, recoveries=(replace(last, cause=Cause.EXCEPTION),))) == 1
+    assert exit_code(STATUS) == 1

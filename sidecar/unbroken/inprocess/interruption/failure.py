@@ -1,8 +1,12 @@
 """Exceptions of the function: how to describe them, and how to free what they hold."""
 
+import sys
 import traceback
+import weakref
 from collections.abc import Iterator
+from types import TracebackType
 
+from unbroken.inprocess.exception import RestartAbort
 from unbroken_core.messages import Fault
 from unbroken_core.reasons import Cause
 
@@ -35,6 +39,19 @@ def drop(error: BaseException | None) -> None:
         link.__traceback__ = None
         link.__context__ = None
         link.__cause__ = None
+
+
+def show_without_frames(error: RestartAbort) -> None:
+    """Have the interpreter show this error, should nobody catch it, in one line: where it was raised says nothing."""
+    hook = sys.excepthook
+    # Weak: where somebody catches it and goes on, the hook must not hold what its frames do.
+    shown = weakref.ref(error)
+
+    def show(kind: type[BaseException], value: BaseException, frames: TracebackType | None) -> None:
+        is_it = value is shown()
+        hook(kind, value.with_traceback(None) if is_it else value, None if is_it else frames)
+
+    sys.excepthook = show
 
 
 def _frames(error: BaseException) -> tuple[str, ...]:

@@ -378,8 +378,9 @@ class WrappedCall:
         state = self._current_state() if self._state is not None else State.from_env()
         if release.outcome is not JobPhase.COMPLETE:
             abort = RestartAbort(f"the job has failed: {release.message}")
+            failure.show_without_frames(abort)
             self._terminate(state, abort)
-            raise abort
+            raise abort from None
         self._plugins.complete(state.freeze())
         return value
 

@@ -3,10 +3,12 @@
 import hashlib
 import logging
 import traceback
+from types import TracebackType
 
 logger = logging.getLogger(__name__)
 
 _SHOWN = 2
+_OWN_FOLDER = __file__.rpartition("/")[0].rpartition("/")[0] + "/"
 
 
 class RepeatedError:
@@ -22,12 +24,21 @@ class RepeatedError:
         self._count = self._count + 1 if digest == self._digest else 1
         self._digest = digest
         if self._count <= _SHOWN:
-            logger.error("function raised: iteration=%d rank=%s", iteration, rank, exc_info=error)
+            shown = (type(error), error, _from_script(error))
+            logger.error("function raised: iteration=%d rank=%s", iteration, rank, exc_info=shown)
             return
         name = type(error).__name__
         logger.error(
             "function raised: iteration=%d rank=%s: %s, same as before (%dx)", iteration, rank, name, self._count
         )
+
+
+def _from_script(error: BaseException) -> TracebackType | None:
+    """Return the traceback from the first frame of the script on; all of it where the library itself raised."""
+    step = error.__traceback__
+    while step is not None and step.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER):
+        step = step.tb_next
+    return error.__traceback__ if step is None else step
 
 
 def _digest(error: BaseException) -> bytes:

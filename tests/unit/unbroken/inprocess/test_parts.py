@@ -299,6 +299,25 @@ def test_fault_is_described_in_one_bounded_line() -> None:
     assert failure.describe(KeyboardInterrupt()) == "KeyboardInterrupt"
 
 
+def test_an_error_is_shown_without_frames_and_others_with_theirs(capsys: pytest.CaptureFixture[str]) -> None:
+    def raised(text: str) -> RestartAbort:
+        with pytest.raises(RestartAbort, match=text) as found:
+            raise RestartAbort(text)
+        return found.value
+
+    before = sys.excepthook
+    error = raised("the job has failed")
+    failure.show_without_frames(error)
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+        assert capsys.readouterr().err == "unbroken.inprocess.exception.RestartAbort: the job has failed\n"
+        other = raised("boom")
+        sys.excepthook(type(other), other, other.__traceback__)
+        assert "Traceback" in capsys.readouterr().err
+    finally:
+        sys.excepthook = before
+
+
 def test_stacks_show_the_scripts_threads_and_not_the_librarys() -> None:
     """What a rank did when a hang was broken: its main thread first, innermost frame last."""
     go = threading.Event()

@@ -775,7 +775,7 @@ def test_a_script_that_leaves_by_sys_exit_on_all_ranks_is_run_once_more(num_exit
     assert (status.phase is JobPhase.FAILED) is is_over
     if is_over:
         assert status.reason is Reason.NO_PROGRESS
-        assert status.message.startswith("all ranks called sys.exit, 2 times in a row")
+        assert status.message.startswith("the script failed in the same way 2 times in a row")
         assert status.message.endswith("raise an exception where a restart may help")
 
 

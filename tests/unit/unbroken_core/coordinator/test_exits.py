@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from unbroken_core.errors import InputError
-from unbroken_core.messages import Finish
+from unbroken_core.messages import Fault, Finish
 from unbroken_core.reasons import Cause, JobPhase, Reason, WorkerPhase
+from unbroken_core.recovery.history import FaultRecord, History
 from unbroken_core.settings import JobSettings
 
-from .test_coordinator import GONE, RUNNING, SETTINGS, STARTING, Bench, sent
+from .test_coordinator import GONE, READY, RUNNING, SETTINGS, STARTING, STOPPING, Bench, sent
 
 FATAL = replace(SETTINGS, fatal_exit_codes=(3, 78))
 
@@ -101,3 +102,150 @@ def test_codes_survive_the_end_of_the_job_only_as_words() -> None:
     first = bench.status()
     bench.fault("p1", 0, Cause.PROCESS_EXIT, GONE, exit_code=78)
     assert bench.status().message == first.message, "the first one counts"
+
+
+MISTAKE = "NameError: name 'x' is not defined"
+
+
+def fail(bench: Bench, workers: list[tuple[str, int]], detail: str, cause: Cause, line: int) -> None:
+    """Let these workers of the iteration fail in this order, and all others leave it."""
+    iteration = bench.status().iteration
+    for pod, local_rank in workers:
+        fault = Fault(cause, iteration, detail, stack=("train.py:3 in main", f"train.py:{line} in train"))
+        bench.worker(pod, local_rank, STOPPING, fault)
+    bench.states |= {pod: bench.workers(READY, iteration) for pod in ("p0", "p1")}
+    for pod in ("p0", "p1"):
+        bench.report(pod)
+
+
+Tries = list[list[tuple[str, int]]]
+EVERYWHERE = [("p0", 0), ("p0", 1), ("p1", 0), ("p1", 1)]
+HALVES = [EVERYWHERE[:2], EVERYWHERE[2:]]
+
+
+@pytest.mark.parametrize("limit", [None, 10])
+@pytest.mark.parametrize("runs", [True, False], ids=["all enter", "it fails before all have entered"])
+@pytest.mark.parametrize(
+    ("tries", "details", "is_over"),
+    [
+        pytest.param([EVERYWHERE] * 2, [MISTAKE] * 2, True, id="all ranks, twice"),
+        pytest.param([EVERYWHERE[:1], EVERYWHERE[2:3]], [MISTAKE] * 2, True, id="others were interrupted first"),
+        pytest.param([EVERYWHERE[:2]] * 2, [MISTAKE] * 2, False, id="one pod alone: its node may lack something"),
+        pytest.param([EVERYWHERE] * 2, [MISTAKE, f"{MISTAKE}!"], False, id="another message"),
+        pytest.param(
+            [EVERYWHERE] * 2, ["OSError: [Errno 5] Input/output error"] * 2, False, id="storage may come back"
+        ),
+        pytest.param([EVERYWHERE], [MISTAKE], False, id="once"),
+        pytest.param(
+            [EVERYWHERE] * 3, [MISTAKE, f"{MISTAKE}!", MISTAKE], False, id="it comes back, with another between"
+        ),
+    ],
+)
+def test_a_mistake_of_the_script_is_run_once_more_and_no_oftener(
+    tries: Tries, details: list[str], is_over: bool, runs: bool, limit: int | None
+) -> None:
+    bench = Bench(replace(SETTINGS, no_progress_limit=limit))
+    bench.run("p0", "p1")
+    for workers, detail in zip(tries, details, strict=True):
+        assert bench.status().phase is not JobPhase.FAILED
+        if runs:
+            bench.all_are(RUNNING, bench.status().iteration, "p0", "p1")
+        fail(bench, workers, detail, Cause.EXCEPTION, 7)
+    status = bench.status()
+    assert (status.phase is JobPhase.FAILED) is is_over
+    if is_over:
+        assert status.reason is Reason.NO_PROGRESS
+        assert "failed in the same way 2 times in a row" in status.message
+        assert "correct the script, since no restart mends this" in status.message
+
+
+@pytest.mark.parametrize(
+    "detail",
+    [
+        pytest.param("KeyError: 'loss'", id="an empty answer of a service"),
+        pytest.param("AttributeError: 'NoneType' object has no attribute 'to'", id="an empty shard"),
+        pytest.param("TypeError: 'NoneType' object is not subscriptable", id="another empty answer"),
+        pytest.param("ZeroDivisionError: division by zero", id="no batches"),
+        pytest.param(
+            "UnboundLocalError: cannot access local variable 'loss' where it is not associated with a value",
+            id="a loop over nothing",
+        ),
+        pytest.param("NameError: cannot access free variable 'loss'", id="a loop over nothing, outside"),
+        pytest.param("ModuleNotFoundError: No module named 'model'", id="the file system is away"),
+        pytest.param("SyntaxError: invalid syntax (<unknown>, line 0)", id="literal_eval of nothing"),
+        pytest.param("NotImplementedError: no operator for device cpu", id="no device"),
+    ],
+)
+def test_an_error_that_its_surroundings_may_cause_is_recovered_ten_times(detail: str) -> None:
+    bench = Bench()
+    bench.run("p0", "p1")
+    for _ in range(10):
+        assert bench.status().phase is not JobPhase.FAILED
+        bench.all_are(RUNNING, bench.status().iteration, "p0", "p1")
+        fail(bench, EVERYWHERE, detail, Cause.EXCEPTION, 7)
+    assert bench.status().phase is not JobPhase.FAILED
+
+
+def test_a_syntax_error_of_a_file_is_a_mistake() -> None:
+    bench = Bench()
+    bench.run("p0", "p1")
+    for _ in range(2):
+        assert bench.status().phase is not JobPhase.FAILED
+        fail(bench, EVERYWHERE, "SyntaxError: invalid syntax (model.py, line 3)", Cause.EXCEPTION, 7)
+    assert bench.status().phase is JobPhase.FAILED
+
+
+@pytest.mark.parametrize(
+    ("tries", "is_over"),
+    [
+        pytest.param([EVERYWHERE] * 2, True, id="all ranks, twice"),
+        pytest.param(HALVES, True, id="all ranks, some of them the second time"),
+        pytest.param([EVERYWHERE[:1], EVERYWHERE[1:3], EVERYWHERE[3:]], True, id="all ranks, one after another"),
+        pytest.param([EVERYWHERE[:3]] * 3, False, id="all but one"),
+    ],
+)
+def test_a_script_has_given_up_once_each_rank_has_exited(tries: Tries, is_over: bool) -> None:
+    bench = Bench()
+    bench.run("p0", "p1")
+    for workers in tries:
+        assert bench.status().phase is not JobPhase.FAILED
+        bench.all_are(RUNNING, bench.status().iteration, "p0", "p1")
+        fail(bench, workers, "SystemExit: 3", Cause.BASE_EXCEPTION, 7)
+    assert (bench.status().phase is JobPhase.FAILED) is is_over
+
+
+def test_who_has_exited_and_is_replaced_gives_nothing_up() -> None:
+    """Handlers of SIGTERM call sys.exit, and a cluster takes one pod after another."""
+    history = History()
+    for number, world in enumerate((("a", "b"), ("b", "c"), ("c", "d"), ("d", "d2"))):
+        history.open(float(number), number, 2, is_barren=True)
+        history.add(FaultRecord(Cause.BASE_EXCEPTION, world[0], 0, float(number), detail="SystemExit: 143"))
+        assert history.num_same == number + 1
+        assert not history.is_mistake({(uid, 0) for uid in world}, 2)
+        if number < 3:
+            history.abandon()
+    history.add(FaultRecord(Cause.BASE_EXCEPTION, "d2", 0, 3.0, detail="SystemExit: 143"))
+    assert history.is_mistake({("d", 0), ("d2", 0)}, 2)
+    assert not history.is_mistake({("d", 0), ("d2", 0)}, 3)
+
+
+def test_no_more_than_64_mistakes_of_one_recovery_are_told_apart() -> None:
+    history = History()
+    incident = history.open(0.0, 0, 2000)
+    for number in range(2000):
+        history.add(
+            FaultRecord(Cause.EXCEPTION, "a", number, 0.0, detail=f"NameError: name 'x{number}' is not defined")
+        )
+    history.add(FaultRecord(Cause.EXCEPTION, "b", 0, 0.0, detail="NameError: name 'x0' is not defined"))
+    assert len(incident._by_mistake) == 64
+    assert incident.same_workers == {("a", 0), ("b", 0)}
+
+
+def test_the_same_words_from_another_line_are_another_mistake() -> None:
+    bench = Bench()
+    bench.run("p0", "p1")
+    for line in (7, 8, 8):
+        assert bench.status().phase is not JobPhase.FAILED
+        bench.all_are(RUNNING, bench.status().iteration, "p0", "p1")
+        fail(bench, EVERYWHERE, MISTAKE, Cause.EXCEPTION, line)
+    assert bench.status().phase is JobPhase.FAILED
