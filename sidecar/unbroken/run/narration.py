@@ -65,6 +65,32 @@ class Waits:
         return max(self._next_s - now_s, _SHORTEST_S) if self._text else _LONG_S
 
 
+class Story:
+    """What the terminal shows of a job, status by status."""
+
+    def __init__(self, is_quiet: bool) -> None:
+        self._is_quiet = is_quiet
+        self._status: JobStatus | None = None
+        self._waits = Waits()
+        self._has_faults = False
+
+    def tell(self, status: JobStatus, now_s: float) -> list[str]:
+        """Return what is to be said now. Quietly: faults and recoveries, why it failed, and the end after a fault."""
+        before, self._status = self._status, status
+        lines = narrate(before, status)
+        faults = _recoveries(before, status)
+        self._has_faults = self._has_faults or bool(faults)
+        wait = self._waits.tell(status, now_s)
+        if not self._is_quiet:
+            return lines if wait is None else [*lines, wait]
+        has_end = status.phase is JobPhase.FAILED or (status.phase is JobPhase.COMPLETE and self._has_faults)
+        return lines if has_end else faults
+
+    def due_s(self, now_s: float) -> float:
+        """Return in how many seconds there may be something to say, if nothing changes until then."""
+        return self._waits.due_s(now_s)
+
+
 def _recoveries(before: JobStatus | None, after: JobStatus) -> list[str]:
     # Each rendezvous counts from 1.
     is_same = before is not None and before.term == after.term

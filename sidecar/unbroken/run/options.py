@@ -200,7 +200,9 @@ def _add_other(parser: argparse.ArgumentParser) -> None:
         help="look after devices and links: Observe tells, Act moves ranks (Off)",
     )
     other.add_argument("--tls", action="store_true", help="encrypt what agents and rendezvous say to each other")
-    other.add_argument("--quiet", action="store_true", help="say nothing but why a job failed")
+    other.add_argument(
+        "--quiet", action="store_true", help="say only faults, recoveries and the end after them, or why the job failed"
+    )
 
 
 _DEFAULT = Timeouts()

@@ -16,7 +16,7 @@ from unbroken.run.children import Child, Children
 from unbroken.run.client import StatusClient
 from unbroken.run.flags import in_flags
 from unbroken.run.loopback_block import LoopbackBlock
-from unbroken.run.narration import Waits, exit_code, narrate
+from unbroken.run.narration import Story, exit_code
 from unbroken.run.options import RunOptions
 from unbroken.run.pods import Pod, make_recipes
 from unbroken_core.conventions.printable import printable
@@ -104,7 +104,7 @@ class Supervisor:
             if self._is_over:
                 await self._wait_for_workers()
             for line in self._last_words:
-                self._say(line, is_bad=code != 0)
+                self._say(line, is_news=True)
             return code if code != 1 else self._failed_code()
         finally:
             await self._clean_up()
@@ -157,7 +157,7 @@ class Supervisor:
             if _is_storm(starts_s):
                 self._say(
                     f"rendezvous ended {_STORM_STARTS} times within {_STORM_S:g} s ({_ending(code)}): giving up",
-                    is_bad=True,
+                    is_news=True,
                 )
                 self._finish(1)
                 return
@@ -177,18 +177,16 @@ class Supervisor:
 
     async def _follow(self) -> None:
         """Show what the job does, until it is over."""
-        waits = Waits()
+        story = Story(self._options.is_quiet)
         while True:
-            status = await self._client.newer_status(self._status, waits.due_s(time.monotonic()))
+            status = await self._client.newer_status(self._status, story.due_s(time.monotonic()))
             if status is None:
                 await asyncio.sleep(_RETRY_S)
                 continue
             if self._num_interrupts:
                 # What ends now is meant to end: no faults.
                 return
-            lines = narrate(self._status, status)
-            wait = waits.tell(status, time.monotonic())
-            lines += [wait] if wait is not None else []
+            lines = story.tell(status, time.monotonic())
             self._status = status
             self._counted = max(
                 [self._counted, *((status.term, one.number) for one in status.recoveries if one.ended_at)]
@@ -198,7 +196,7 @@ class Supervisor:
                 self._last_words = lines
                 lines = []
             for line in lines:
-                self._say(line)
+                self._say(line, is_news=True)
             if status.phase in (JobPhase.COMPLETE, JobPhase.FAILED):
                 self._is_over = True
                 self._finish(0 if status.phase is JobPhase.COMPLETE else 1)
@@ -270,7 +268,7 @@ class Supervisor:
             return
         if self._num_replaced >= self._options.max_replacements:
             replaced = counted(self._num_replaced, "pod was", "pods were")
-            self._say(f"{pod.name} {_ending(code)}; {replaced} replaced, no more (--max-replacements)", is_bad=True)
+            self._say(f"{pod.name} {_ending(code)}; {replaced} replaced, no more (--max-replacements)", is_news=True)
             if sum(not other.is_over for other in self._pods) < self._options.settings.minimum_replicas:
                 self._finish(1)
             return
@@ -318,8 +316,9 @@ class Supervisor:
         await self._client.close()
         await self._children.kill_leftovers()
 
-    def _say(self, text: str, *, is_bad: bool = False) -> None:
-        if is_bad or not self._options.is_quiet:
+    def _say(self, text: str, *, is_news: bool = False) -> None:
+        """Tell the user; news is told also where quiet is wanted."""
+        if is_news or not self._options.is_quiet:
             since_s = time.monotonic() - self._started_s
             print(f"unbroken {since_s:7.2f}s  {printable(in_flags(text))}", file=sys.stderr, flush=True)
 

@@ -8,7 +8,7 @@ import pytest
 
 from unbroken.install import install
 from unbroken.run.flags import in_flags
-from unbroken.run.narration import Waits, exit_code, narrate
+from unbroken.run.narration import Story, Waits, exit_code, narrate
 from unbroken.run.options import read_options
 from unbroken_core.errors import InputError
 from unbroken_core.messages import PROTOCOL, JobStatus, Recovery
@@ -146,6 +146,29 @@ def test_recovery_is_told_from_fault_to_end() -> None:
         "recovered 1: rung pod, j-4 took over in 1.5 s (stop 20 ms, plan 1.5 s)",
         "training: iteration 1, 8 ranks, 2 spare",
     ]
+
+
+def test_a_quiet_run_tells_faults_recoveries_and_the_end_after_them() -> None:
+    forming = replace(STATUS, phase=JobPhase.FORMING, message="waits for pods")
+    broken = replace(STATUS, phase=JobPhase.INTERRUPTED, recoveries=(RECOVERY,))
+    healed = replace(STATUS, iteration=1, recoveries=(replace(RECOVERY, ended_at="y"),))
+    complete = replace(healed, phase=JobPhase.COMPLETE, message="all 8 ranks completed")
+    # Of another rendezvous, which knows of no recovery.
+    later = replace(complete, term=2, recoveries=())
+    story = Story(is_quiet=True)
+    told = [story.tell(status, 100.0 * number) for number, status in enumerate((forming, forming, STATUS, broken))]
+    assert told == [[], [], [], ["fault 1: process-signal of rank 3 in j-1: killed"]]
+    assert story.tell(healed, 500.0) == ["recovered 1: rung pod, j-4 took over in 1.5 s (stop 20 ms, plan 1.5 s)"]
+    assert story.tell(later, 600.0) == ["complete: all 8 ranks completed"]
+
+    clean = Story(is_quiet=True)
+    assert clean.tell(STATUS, 0.0) + clean.tell(replace(complete, recoveries=()), 1.0) == []
+    failed = Story(is_quiet=True)
+    assert failed.tell(replace(STATUS, phase=JobPhase.FAILED, message="no rung"), 0.0) == ["failed: no rung"]
+    loud = Story(is_quiet=False)
+    assert loud.tell(STATUS, 0.0) == ["training: iteration 0, 8 ranks, 2 spare"]
+    assert loud.tell(forming, 1.0) == []
+    assert loud.tell(forming, 3.0) == ["forming: waits for pods"]
 
 
 def test_culprit_of_a_recovery_is_told_again_when_it_is_another_one() -> None:
