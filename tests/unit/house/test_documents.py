@@ -32,12 +32,27 @@ def test_commands_in_the_readme_are_targets_of_the_makefile() -> None:
     assert {first or second for first, second in named} <= targets
 
 
+def _upgrades(text: str) -> list[str]:
+    """Return the commands with options: those without name what is done, not how."""
+    commands = re.findall(r"helm upgrade [^`\n]*", text.replace("\\\n", ""))
+    return [command for command in commands if " --" in command]
+
+
 def test_every_upgrade_that_is_shown_takes_the_values_that_are_new() -> None:
     """`--reuse-values` lacks them, as the chart's own page says."""
-    text = "\n".join(page.read_text() for page in PAGES).replace("\\\n", "")
-    shown = [line for line in text.splitlines() if line.strip().startswith("helm upgrade")]
-    assert len(shown) > 1
-    assert [line for line in shown if "--reset-then-reuse-values" not in line] == []
+    pages = [*PAGES, *(path for path in (ROOT / "charts").rglob("*") if path.suffix in (".md", ".txt", ".yaml"))]
+    texts = {str(page.relative_to(ROOT)): page.read_text() for page in pages}
+    shown = {name: found for name, text in texts.items() if (found := _upgrades(text))}
+    assert {"docs/dashboards.md", "charts/unbroken/templates/NOTES.txt"} <= shown.keys()
+    assert [line for found in shown.values() for line in found if "--reset-then-reuse-values" not in line] == []
+    named = {name for name, text in texts.items() if "--reuse-values" in text}
+    assert named == {"charts/unbroken/README.md"}, "only where it says what it lacks"
+    assert "rather than\n`--reuse-values`, which lacks" in texts["charts/unbroken/README.md"]
+
+
+def test_an_upgrade_is_found_wherever_it_is_shown() -> None:
+    text = "Run `helm upgrade a b --reuse-values`.\n$ helm upgrade a b \\\n  --set x=1\n`helm upgrade` does.\n"
+    assert _upgrades(text) == ["helm upgrade a b --reuse-values", "helm upgrade a b   --set x=1"]
 
 
 GENERATED = {"docs/behaviours.md", "docs/metrics.md", "docs/reference/api.md", "docs/reference/cli.md"}
