@@ -75,10 +75,16 @@ def next_steps(job: JobRecord, now: datetime) -> tuple[str, ...]:
     if job.deleting:
         return tuple(_deletion_steps(job))
     last = job.faults[-1] if job.faults else None
-    steps = [*_state_steps(job, last), *_strength_steps(job), *_condition_steps(job)]
-    steps += [*_storm_steps(job, now), *_node_steps(job)]
-    if last is not None and job.state == "Running" and not steps:
-        steps += fault_steps(job, last)
+    urgent = [*_state_steps(job, last), *_strength_steps(job)]
+    others = [*_storm_steps(job, now), *_node_steps(job)]
+    # A roll-out says nothing about a fault.
+    faults = fault_steps(job, last) if last is not None and job.state == "Running" and not (urgent or others) else []
+    steps = [*urgent, *faults, *_condition_steps(job), *others]
+    if job.unwatched and not job.stale:
+        steps.append(
+            "to be sure, ask the rendezvous itself: docs/operations/on-call.md, Ask the rendezvous; of an operator "
+            "with --lease NAMESPACE/NAME it can be seen here whether it runs"
+        )
     return tuple(dict.fromkeys(steps)) or (_nothing(job),)
 
 
@@ -136,8 +142,7 @@ def _state_steps(job: JobRecord, last: FaultSummary | None) -> Iterator[str]:
         yield f"see whether an operator runs and serves this namespace: kubectl get deployments -A -l {selector}"
         return
     if job.stale:
-        selector = "app.kubernetes.io/name=unbroken-operator"
-        yield f"bring the operator back; see its pods and their logs: kubectl get pods -A -l {selector}"
+        yield from _without_operator(job)
     if job.is_training is None:
         selector = f"unbroken.dev/job={job.name},unbroken.dev/component=rendezvous"
         yield f"{_kubectl(job)} describe pods -l {selector}   {_why_unknown(job)}"
@@ -154,6 +159,13 @@ def _state_steps(job: JobRecord, last: FaultSummary | None) -> Iterator[str]:
         yield _WAITS[admitted.reason]
     if job.state != "Complete" and job.is_training is False:
         yield from _wait_steps(job)
+
+
+def _without_operator(job: JobRecord) -> Iterator[str]:
+    selector = "app.kubernetes.io/name=unbroken-operator"
+    yield f"bring the operator back; see its pods and their logs: kubectl get pods -A -l {selector}"
+    if job.state not in ("Complete", "Failed", "Suspended", "Invalid"):
+        yield "meanwhile ask the rendezvous itself: docs/operations/on-call.md, Ask the rendezvous"
 
 
 def _wait_steps(job: JobRecord) -> Iterator[str]:
@@ -189,10 +201,22 @@ def _strength_steps(job: JobRecord) -> Iterator[str]:
             f"{agreed(job.spare_ranks, 'waits as a spare', 'wait as spares')}: the next restart takes in as "
             "many as spec.world allows; spec.restart.growBackSeconds makes one for them"
         )
+    elif job.lost_ranks and _is_starting(job):
+        lost = counted(job.lost_ranks, "rank is", "ranks are")
+        yield f"wait: pods start, and the next restart takes them in; until then {lost} missing"
     elif job.lost_ranks:
         yield f"add nodes: {counted(job.lost_ranks, 'rank is', 'ranks are')} missing and no spare waits"
+    elif job.holds("SparesExhausted") and _is_starting(job):
+        yield "wait: spare pods start; until one is ready, the next lost pod costs ranks or a wait"
     elif job.holds("SparesExhausted"):
         yield "add nodes, or raise spares.count: no spare is ready, the next lost pod costs ranks or a wait"
+
+
+def _is_starting(job: JobRecord) -> bool:
+    """Whether pods are on their way that nothing keeps from coming up."""
+    pods, spares = job.condition("PodsReady"), job.condition("SparesExhausted")
+    is_made = pods is not None and pods.status == "False" and pods.reason == "WaitingForPods"
+    return is_made or (spares is not None and spares.message.partition(";")[0].endswith(" starting"))
 
 
 def _condition_steps(job: JobRecord) -> Iterator[str]:

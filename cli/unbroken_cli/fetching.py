@@ -22,18 +22,41 @@ class FetchedStatus:
     content_type: str
 
 
+class _Named(http.client.HTTPSConnection):
+    """A connection to a server that is known by another name than the one it is reached by."""
+
+    server_name = ""
+
+    def connect(self) -> None:
+        """Connect, and check the certificate against the name."""
+        http.client.HTTPConnection.connect(self)
+        context: ssl.SSLContext = self._context  # type: ignore[attr-defined]  # as in the parent's own connect
+        self.sock = context.wrap_socket(self.sock, server_hostname=self.server_name)
+
+
 def fetch(
-    url: str, path: str, headers: Mapping[str, str], limit_s: float, context: ssl.SSLContext | None = None
+    url: str,
+    path: str,
+    headers: Mapping[str, str],
+    limit_s: float,
+    context: ssl.SSLContext | None = None,
+    *,
+    server_name: str = "",
 ) -> FetchedStatus:
-    """GET a path at a URL. Redirects are not followed. Raises OSError, HTTPException, ValueError."""
+    """GET a path at a URL. Redirects are not followed. Raises OSError, HTTPException, ValueError.
+
+    `server_name`: that of the certificate, where it is not the URL's host.
+    """
     parts = urllib.parse.urlsplit(url)
     if parts.hostname is None:
         raise ValueError(f"want http://ADDRESS:PORT or https://..., got {url!r}")
     connection = (
         http.client.HTTPConnection(parts.hostname, parts.port, timeout=limit_s)
         if parts.scheme == "http"
-        else http.client.HTTPSConnection(parts.hostname, parts.port, timeout=limit_s, context=context)
+        else _Named(parts.hostname, parts.port, timeout=limit_s, context=context)
     )
+    if isinstance(connection, _Named):
+        connection.server_name = server_name or parts.hostname
     try:
         connection.connect()
         # The time-out of a socket begins anew with each byte.

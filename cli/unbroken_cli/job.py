@@ -89,10 +89,14 @@ class JobRecord:
     """Events, oldest first. The API server forgets them, after an hour where nothing else was set."""
     stale: str = ""
     """Why nobody keeps all this up to date; empty when somebody does, or it cannot be known."""
+    unwatched: str = ""
+    """When the status was written last, where it names no Lease: nobody can tell whether an operator is there."""
     deleting: str = ""
     """Since when it is being deleted, and what holds it; empty when nobody has deleted it."""
     time: dict[str, float] | None = None
     """Seconds since the job first ran, by word of Spent and `open`; None where nobody has told."""
+    time_at: str = ""
+    """When that was reported, RFC 3339; empty: just now."""
     ratios: dict[str, float] | None = None
     """ettr, ettr_capacity and goodput_allocated."""
     memory: str = ""

@@ -55,7 +55,7 @@ def _sections(job: JobRecord, now: datetime) -> Iterator[str]:
     if job.time is not None and sum(job.time.values()) > 0:
         yield "<h2>Where the time went</h2>"
         yield shares_bar(job.time)
-        yield f"<pre>{escape(time_text(job))}</pre>"
+        yield f"<pre>{escape(time_text(job, now))}</pre>"
     if job.faults:
         yield "<h2>When, and on which rung</h2>"
         yield time_line(job.faults)

@@ -9,6 +9,7 @@ from unbroken_core.reasons import Cause
 
 PHASES = ("detect", "stop", "plan", "enter", "first-progress")
 _LABEL_WIDTH = 13
+UNWATCHED = "whether an operator keeps this up to date cannot be seen: it was started without --lease"
 _WITHOUT_RANKS = ("Suspended", "Complete", "Failed")
 _SEEN_BY = {
     "capacity-returned": "the rendezvous: pods were ready for ranks that were missing",
@@ -34,11 +35,13 @@ def status_lines(job: JobRecord, now: datetime) -> list[str]:
     lines = [f"{job.title}: {headline(job)}"]
     if job.stale or job.deleting:
         lines += _row("it said", _said_before(job))
+    if job.unwatched and not (job.stale or job.deleting):
+        lines += _row("as of", f"{age(job.unwatched, now)} ({job.unwatched}): {UNWATCHED}")
     admitted = job.condition("Admitted")
     if admitted is not None and admitted.reason == "InvalidSpec" and job.state != "Invalid":
         lines += _row("spec", f"refused: {admitted.message}")
     lines += _row("ranks", _ranks(job, now))
-    lines += _row("time", time_text(job)) if job.time is not None else []
+    lines += _row("time", time_text(job, now)) if job.time is not None else []
     if job.memory:
         lines += _row("memory", job.memory)
     if last is None:
@@ -65,7 +68,7 @@ def headline(job: JobRecord) -> str:
         return f"UNKNOWN: {job.stale}. What follows was written before"
     because = f": {job.message}" if job.message else ""
     if job.is_training:
-        return f"TRAINING, iteration {job.iteration}{because}"
+        return f"TRAINING{' when this was written' if job.unwatched else ''}, iteration {job.iteration}{because}"
     if job.is_training is None:
         return f"UNKNOWN{because}"
     if job.state == "Running" and job.reason == "ProcessesEnding":
@@ -208,7 +211,7 @@ def _ranks(job: JobRecord, now: datetime) -> str:
     return f"{'unknown' if job.active_ranks is None else counts}; restarts {job.restarts}{lately}{ettr}"
 
 
-def time_text(job: JobRecord) -> str:
+def time_text(job: JobRecord, now: datetime) -> str:
     """Return where the time went, and the ratios; what took less than a thousandth is left out."""
     spent = job.time or {}
     wall_s = sum(spent.values())
@@ -216,7 +219,9 @@ def time_text(job: JobRecord) -> str:
         return "none yet"
     shares = ", ".join(f"{word} {part / wall_s:.1%}" for word, part in spent.items() if part / wall_s >= 0.0005)
     known = ", ".join(f"{name} {value:.3f}" for name, value in (job.ratios or {}).items())
-    return f"{shares} of {_hours(wall_s)}\n{known}"
+    # The operator writes it with other news, or once in half an hour.
+    at = "" if not job.time_at else f", as of {age(job.time_at, now)} ({job.time_at})"
+    return f"{shares} of {_hours(wall_s)}{at}\n{known}"
 
 
 def _hours(seconds: float) -> str:

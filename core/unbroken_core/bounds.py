@@ -209,6 +209,9 @@ BOUNDS: dict[str, Bound] = {
     # What went wrong.
     "detail": Text(MAX_DETAIL),
     "stack": Items(64, Text(MAX_PATH)),
+    "domain": _NAME,
+    "replaced_by": Items(MAX_KEYS, _NAME),
+    "stop_s": _SECONDS,
     "exit_code": Number(-64, 256),
     # What a worker does.
     "what": Text(MAX_PLACE),
@@ -290,6 +293,7 @@ BOUNDS: dict[str, Bound] = {
     # Between operator and rendezvous, and to a launcher.
     "pods": Items(4 * MAX_PODS),
     "uses": Items(65_536),
+    "counted": Items(2, _COUNT),
     "environment": Items(1024, Text(MAX_SENTENCE)),
 }
 _OWN_CHECKS = frozenset(("JobSettings", "Timeouts", "RungBudget", "NodeReport", "Standing", "Rejected", "Limits"))

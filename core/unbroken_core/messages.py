@@ -174,6 +174,32 @@ class RankPlan:
 
 
 @dataclass(frozen=True)
+class Repair:
+    """The recovery that a plan ends. Should its rendezvous be lost before it has counted it, the next one does."""
+
+    number: int
+    """Counts recoveries under the plan's term from 1."""
+    cause: Cause
+    rung: Rung
+    rank: int | None
+    pod: str
+    node: str
+    domain: str
+    detail: str
+    iteration: int
+    """The one that was interrupted; -1: none was known."""
+    world_size: int
+    """Its active ranks."""
+    ago_s: float
+    """Seconds from its beginning until the plan was cut."""
+    detect_s: float = 0.0
+    stop_s: float = 0.0
+    """Of these, those until all had left the iteration."""
+    replaced_by: tuple[str, ...] = ()
+    """The first pods that were promoted."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """One pod's part of a plan: what its workers are in one iteration. The newest (term, iteration) wins."""
 
@@ -193,6 +219,8 @@ class Plan:
     """(local_rank, where its rank was in the plan before: domains and pod) of those that took another's rank."""
     restore: Restore | None = None
     """What the ranks go back to, in jobs with checkpoints in memory. None: they find out among themselves."""
+    repair: Repair | None = None
+    """None of a first plan."""
 
 
 @dataclass(frozen=True)
@@ -462,6 +490,9 @@ class Observation:
     """For a new coordinator: pods of the world that it takes over."""
     earlier: EarlierRun | None = field(default=None, compare=False)
     """For a new coordinator; ages are no news."""
+    counted: tuple[int, int] | None = field(default=None, compare=False)
+    """For a new coordinator: term and number of the newest recovery of an earlier one that is counted, 0 and 0 if none
+    is. None: nobody knows."""
 
 
 @dataclass(frozen=True)

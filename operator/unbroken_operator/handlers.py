@@ -76,6 +76,9 @@ async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
     settings.posting.enabled = False
     settings.watching.server_timeout = SERVER_TIMEOUT_S
     settings.watching.connect_timeout = 10.0
+    # A job of a megabyte takes up to 60 as objects: few at a time, none for longer than it takes to hand it on.
+    settings.watching.chunk_size = 5
+    settings.queueing.idle_timeout = 0.1
     settings.networking.request_timeout = 60.0
     # kopf starts over after the last one, so that jobs are seen again soon after the API server is back.
     settings.networking.error_backoffs = (0.5, 1.0, 2.0, 3.0, 5.0)

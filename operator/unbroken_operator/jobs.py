@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -10,13 +11,16 @@ from unbroken_operator.adapters.errors import KubeError
 from unbroken_operator.adapters.executor import Services
 from unbroken_operator.adapters.informer import Informer
 from unbroken_operator.adapters.kube import Kube, collection_path
+from unbroken_operator.adapters.listening import Rarely
 from unbroken_operator.adapters.metrics import OperatorMetrics
 from unbroken_operator.adapters.rendezvous_client import RendezvousApi
 from unbroken_operator.adapters.stores import JobKey, NodeStore, PodStore, ServiceStore
 from unbroken_operator.adapters.tasks.supervision import end_all, keep_running
 from unbroken_operator.api import layout
+from unbroken_operator.decisions.admission import held
+from unbroken_operator.decisions.limits.refusals import OperatorRefusal
 from unbroken_operator.decisions.quarantine import JobsView
-from unbroken_operator.decisions.snapshot import NodeView, OperatorOptions
+from unbroken_operator.decisions.snapshot import NodeView, OperatorOptions, PodView
 from unbroken_operator.worker import JobWorker
 
 logger = logging.getLogger(__name__)
@@ -38,8 +42,10 @@ class Jobs:
         *,
         may_act: Callable[[], bool] = lambda: True,
     ) -> None:
-        pods, services, nodes = PodStore(self.wake), ServiceStore(self.wake), NodeStore(self._wake_on_node)
+        pods = PodStore(self.wake, self._note_cut)
+        services, nodes = ServiceStore(self.wake), NodeStore(self._wake_on_node)
         self._kube = kube
+        self._rarely = Rarely()
         self._shared = Services(kube, client, pods, services, nodes, options, metrics, may_act)
         self._namespaces = namespaces
         self._workers: dict[JobKey, tuple[JobWorker, asyncio.Task[None]]] = {}
@@ -123,6 +129,12 @@ class Jobs:
             suspects = (worker.job.get("status") or {}).get("suspectNodes") or ()
             yield JobsView(*key, suspects, self._shared.pods.hosts(key, worker.uid) if suspects else frozenset())
 
+    def _note_cut(self, key: JobKey, pod: PodView) -> None:
+        """Tell of a pod that was made to cost much: once in a while, since there may be any number."""
+        self._shared.metrics.count_refusal(OperatorRefusal.POD)
+        if self._rarely.may_tell("pod", time.monotonic()):
+            logger.warning("pod is not held as it is pod=%s/%s because=%s", key[0], pod.name, pod.cut)
+
     def _note_restored(self) -> None:
         self.restored.set()
         self._is_sweep_due.set()
@@ -155,7 +167,8 @@ class Jobs:
             try:
                 jobs: list[dict[str, Any]] = []
                 for namespace in self._namespaces or (None,):
-                    jobs += (await self._kube.list(collection_path(layout.PLURAL, namespace, layout.API_VERSION)))[0]
+                    path = collection_path(layout.PLURAL, namespace, layout.API_VERSION)
+                    jobs += (await self._kube.list(path, read=held))[0]
             except KubeError as error:
                 logger.warning("sweep failed error=%s", error)
                 if is_urgent:

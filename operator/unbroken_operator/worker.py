@@ -42,12 +42,14 @@ from unbroken_operator.decisions.actions import (
     within_budgets,
     without_lost_fields,
 )
+from unbroken_operator.decisions.admission import held
 from unbroken_operator.decisions.circles import NUM_FREE
 from unbroken_operator.decisions.lifecycle import job_outcome
 from unbroken_operator.decisions.limits.budgets import PLANS, Budget, full, spend, wait_s
 from unbroken_operator.decisions.limits.refusals import OperatorRefusal
 from unbroken_operator.decisions.limits.report import ReportLimits, report_limits, wanted_pods
 from unbroken_operator.decisions.limits.rollouts import RETRY_S
+from unbroken_operator.decisions.limits.weight import is_heavy
 from unbroken_operator.decisions.memory import JobMemory
 from unbroken_operator.decisions.plan import plan
 from unbroken_operator.decisions.snapshot import PodView, Snapshot, is_named_as
@@ -68,7 +70,10 @@ _CREATIONS = (CreateSecret, CreateTokens, CreateService, CreatePod)
 MIN_HELD_S = 0.2
 """Shortest wait for a budget."""
 NUM_QUICK = 256
-"""Pods of a job whose plan takes 20 ms at most. All that grows with the pods of larger jobs is done in a thread."""
+"""Pods of a job whose plan takes 20 ms at most. All that grows with the pods of larger jobs is done in a thread, and
+so is the plan of a heavy spec, whatever the number of its pods."""
+HEAVY_PLANS = 5.0
+"""So many others a plan of a heavy spec counts for: large jobs share the thread."""
 NUM_MORE = 64
 """Training pods that a job may have for a moment beside those that it wants: more are not looked at for tokens."""
 PEAK_S = 600.0
@@ -82,7 +87,7 @@ class JobWorker:
     """Runs one job. `is_gone` tells that the API server has no such job any more."""
 
     def __init__(self, job: Mapping[str, Any], shared: Services) -> None:
-        self.job = job
+        self.job = job = held(job)
         self.key: JobKey = (job["metadata"]["namespace"], job["metadata"]["name"])
         self.uid: str = job["metadata"]["uid"]
         self.is_gone = False
@@ -92,6 +97,7 @@ class JobWorker:
         self._is_starting = False
         """Whether a pod was starting on its node at the last look."""
         self._memory = JobMemory()
+        self._is_heavy = is_heavy(job.get("spec"))
         self._has_new_spec = False
         """Since the last look."""
         refused = partial(shared.metrics.count_refusal, OperatorRefusal.REPORT)
@@ -118,9 +124,11 @@ class JobWorker:
         """Take the job as it is, though its version may be lower: etcd was restored from a backup."""
         if version_of(job) == version_of(self.job):
             return
+        job = held(job)
         if job["metadata"].get("generation") != self.job["metadata"].get("generation"):
             # A new spec deserves a new attempt at once. The memory may be in use, in a thread.
             self._has_new_spec = True
+            self._is_heavy = is_heavy(job.get("spec"))
         self.job = job
         self._wake.set()
 
@@ -160,7 +168,7 @@ class JobWorker:
     async def _pause(self) -> None:
         """Let others go first: longer when this job planned all the time."""
         now_s = time.monotonic()
-        self._plans = spend(self._plans, PLANS, 1.0, now_s)
+        self._plans = spend(self._plans, PLANS, HEAVY_PLANS if self._is_heavy else 1.0, now_s)
         await asyncio.sleep(max(MIN_PAUSE_S, wait_s(self._plans, PLANS, now_s)))
 
     async def _reconcile(self) -> float | None:
@@ -188,12 +196,21 @@ class JobWorker:
                 if self._executor.written_job is not None:
                     self.update(self._executor.written_job)
                     self._executor.written_job = None
-            if refusals or any(isinstance(item, _CREATIONS) for item in decision.actions):
+            if refusals or self._is_made(decision):
                 self._memory.refuse(refusals, time.monotonic())
         if _is_worth_another_look(decision):
             self._wake.set()
         waits = [decision.check_after_s, STARTING_SECRET_S if self._is_starting else None]
         return min((wait for wait in waits if wait is not None), default=None)
+
+    def _is_made(self, decision: Decision) -> bool:
+        """Whether it shows that the API server refuses no more: a pod was made, or what was refused.
+
+        Anybody can delete what is not a pod, and have it made again.
+        """
+        refused = {item.name for item in self._memory.refusals}
+        made = [item for item in decision.actions if isinstance(item, _CREATIONS)]
+        return any(isinstance(item, CreatePod) or item.manifest["metadata"]["name"] in refused for item in made)
 
     async def _decide(self, snapshot: Snapshot) -> Decision:
         """Return the plan; a rendezvous that works is replaced when the job has a place among those that do so."""
@@ -202,7 +219,7 @@ class JobWorker:
         if not decision.wants_new_rendezvous:
             if snapshot.is_reachable:
                 rollouts.give_back(self.uid)
-        elif rollouts.take(self.uid, time.monotonic()):
+        elif rollouts.take(self.key[0], self.uid, time.monotonic()):
             decision = await self._plan(snapshot)
         else:
             retry_s = RETRY_S if decision.check_after_s is None else min(RETRY_S, decision.check_after_s)
@@ -255,7 +272,7 @@ class JobWorker:
         secret = self._secret
         found = await self._aside(partial(_look, shared.pods.held(self.key, self.uid), self.key[1]))
         now_s = time.monotonic()
-        self._poller.limits = self._report_limits(found.num_trainers, now_s)
+        self._poller.limits = self._report_limits(found, now_s)
         self._poller.follow(self._target(found.rendezvous))
         snapshot = Snapshot(
             job=self.job,
@@ -281,7 +298,6 @@ class JobWorker:
         self._is_starting = found.is_starting
         if self._has_new_spec:
             self._has_new_spec = False
-            self._memory.refuse((), now_s)
             self._memory.note_new_spec()
         num_circles = self._memory.circles.num_rounds
         snapshot = await self._aside(partial(self._remember, snapshot, now_s))
@@ -304,7 +320,9 @@ class JobWorker:
         return await asyncio.get_running_loop().run_in_executor(self._shared.planner, work)
 
     def _is_large(self) -> bool:
-        return max(wanted_pods(self.job.get("spec")), self._shared.pods.num_of_job(self.key)) > NUM_QUICK
+        return (
+            self._is_heavy or max(wanted_pods(self.job.get("spec")), self._shared.pods.num_of_job(self.key)) > NUM_QUICK
+        )
 
     async def _refresh_secrets(self, secret_age_s: float) -> None:
         """Read the job's Secret again, and those that hold its pods' tokens, as far as they may have changed."""
@@ -318,14 +336,16 @@ class JobWorker:
         await self._secret.refresh_tokens(blocks, FRESH_SECRET_S if self._secret.is_foreign else TOKENS_AGE_S)
         await self._secret.refresh_tokens(starting, STARTING_SECRET_S)
 
-    def _report_limits(self, num_trainers: int, now_s: float) -> ReportLimits:
+    def _report_limits(self, found: "_Look", now_s: float) -> ReportLimits:
         """Return what the rendezvous may report; it learns a moment later than we that a job is smaller."""
         spec = self.job.get("spec")
-        num = max(wanted_pods(spec), num_trainers)
+        self._memory.resize(max(wanted_pods(spec), found.num_trainers))
+        told = (self.job.get("status") or {}).get("nextPodOrdinal") or 0
+        num_ordinals = max(told, self._memory.next_pod_ordinal)
+        num = max(min(wanted_pods(spec), num_ordinals), found.num_trainers)
         if num >= self._peak[0] or now_s - self._peak[1] > PEAK_S:
             self._peak = (num, now_s)
-        self._memory.resize(num)
-        return report_limits(spec, self._peak[0])
+        return report_limits(spec, self._peak[0], num_ordinals, found.uids)
 
     def _target(self, candidates: tuple[PodView, ...]) -> RendezvousTarget | None:
         if not candidates or not self._secret.token:
@@ -367,6 +387,8 @@ class _Look:
     pods: tuple[PodView, ...]
     hosts: frozenset[str]
     num_trainers: int
+    uids: frozenset[str]
+    """Of the job's own training pods."""
     rendezvous: tuple[PodView, ...]
     """Those that may be asked."""
     is_starting: bool
@@ -380,6 +402,7 @@ def _look(held: HeldPods, job: str) -> _Look:
         pods,
         held.hosts(),
         sum(pod.component == layout.TRAINER for pod in pods),
+        frozenset(pod.uid for pod in owned if pod.component == layout.TRAINER),
         tuple(
             pod
             for pod in owned

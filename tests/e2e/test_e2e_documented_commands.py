@@ -44,7 +44,7 @@ BEFORE = (
     "unbroken local up --nodes examples/nodes-10.yaml",
     "kubectl apply -f crds/",
     "kubectl wait --for=condition=Established crd/resilienttrainingjobs.unbroken.dev",
-    "python -m unbroken_operator --all-namespaces &",
+    "python -m unbroken_operator --all-namespaces --lease default/unbroken-operator &",
     "kubectl apply -f examples/digits.yaml",
 )
 AFTER = (

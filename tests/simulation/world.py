@@ -387,7 +387,8 @@ class World:
             num_running = sum(pod.gone is None for pod in pods.values())
             self.lacks_pods = num_running < Rules.of(self.settings).least_pods
             self.told_of.update(pods)
-            observation = Observation({**pods, **self._waiting}, self.schedule.is_accounted, earlier=self._earlier())
+            earlier, counted = self._earlier(), self._counted()
+            observation = Observation({**pods, **self._waiting}, self.schedule.is_accounted, (), earlier, counted)
             self.step(Observed(observation))
             self._check_time(observation.earlier)
 
@@ -396,6 +397,13 @@ class World:
             return None
         at_s, report = self.last_report
         return EarlierRun(self.now_s - at_s, report.gained_s, self.last_report[1].ran_for_s or 0.0, report.time)
+
+    def _counted(self) -> tuple[int, int] | None:
+        """Return the newest recovery that the operator has heard of; it always heard the last report."""
+        if not self.schedule.has_memory:
+            return None
+        ended = [item.number for item in self.last_report[1].recoveries if item.ended_at] if self.last_report else []
+        return (self.last_report[1].term, max(ended)) if self.last_report and ended else (0, 0)
 
     def _check_time(self, earlier: EarlierRun | None) -> None:
         """What the rendezvous before had counted is neither lost nor counted twice."""

@@ -17,6 +17,7 @@ from unbroken_cli.sources.from_rendezvous import job_from_status
 from unbroken_cli.sources.rendezvous import read_status
 from unbroken_cli.text import paint
 from unbroken_core.conventions.printable import printable
+from unbroken_core.conventions.tls import server_name
 from unbroken_core.errors import InputError
 from unbroken_core.messages import JobStatus
 
@@ -132,7 +133,10 @@ def read_job_status(arguments: argparse.Namespace) -> JobStatus:
     """Ask the rendezvous that the options name. Raises InputError and CommandError."""
     if arguments.token_file is None:
         raise InputError("--url: needs --token-file, the file with the job's token")
-    status = read_status(arguments.url, arguments.token_file, arguments.ca_file)
+    is_named = arguments.job is not None and arguments.namespace is not None
+    # Who says both may use any address: that of the pod or the Service, or one that is forwarded.
+    name = server_name(arguments.job, arguments.namespace) if is_named else ""
+    status = read_status(arguments.url, arguments.token_file, arguments.ca_file, name)
     if arguments.job not in (None, status.job):
         raise InputError(f"JOB: the rendezvous {arguments.url} serves {status.job!r}, got {arguments.job!r}")
     return status

@@ -6,7 +6,7 @@ from typing import Any
 
 from unbroken_cli.advice import next_steps
 from unbroken_cli.commands.framework import as_json, make_parser, now, read_job, read_jobs, run
-from unbroken_cli.text import list_lines, status_lines
+from unbroken_cli.text import UNWATCHED, list_lines, status_lines
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,6 +24,8 @@ def _show(arguments: argparse.Namespace) -> tuple[list[str], Any]:
         jobs = read_jobs(arguments)
         lines = list_lines(jobs) if jobs else ["there are no jobs here; see -n and -A"]
         lines += sorted({f"NOT UP TO DATE: {job.stale}" for job in jobs if job.stale})
+        if any(job.unwatched for job in jobs):
+            lines.append(f"PERHAPS NOT UP TO DATE: {UNWATCHED}; `unbroken status JOB` says how old it is")
         return lines, [as_json(job) for job in jobs]
     job = read_job(arguments)
     return status_lines(job, now()), as_json(job) | {"next": list(next_steps(job, now()))}

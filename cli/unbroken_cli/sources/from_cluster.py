@@ -9,6 +9,7 @@ from unbroken_core.messages import TimeSpent
 from unbroken_core.recovery.account import ratios, terms
 
 JsonObject = Mapping[str, Any]
+_FINAL = ("Complete", "Failed")
 
 
 def job_from_objects(item: JsonObject, events: Sequence[JsonObject] = (), stale: str = "") -> JobRecord:
@@ -36,14 +37,26 @@ def job_from_objects(item: JsonObject, events: Sequence[JsonObject] = (), stale:
         restarts=(status.get("restarts") or {}).get("total", 0),
         ettr=status.get("ettr"),
         time=None if spent is None else terms(spent),
+        time_at=str((status.get("time") or {}).get("reportedAt") or ""),
         ratios=None if spent is None else ratios(spent),
         container=_container(item),
         conditions=conditions,
         faults=_faults(status, notes),
         notes=notes,
         stale=stale,
+        unwatched="" if status.get("lease") or state in _FINAL else _written_at(metadata, status),
         deleting=_deleting(metadata),
     )
+
+
+def _written_at(metadata: JsonObject, status: JsonObject) -> str:
+    """Return when the status was written last, as far as it can be known; "" of one that nobody has written."""
+    by_server = [item for item in metadata.get("managedFields") or () if item.get("subresource") == "status"]
+    times = [str(item.get("time") or "") for item in by_server]
+    if not any(times):
+        times = [str(item.get("lastTransitionTime") or "") for item in status.get("conditions") or ()]
+        times.append(str((status.get("time") or {}).get("reportedAt") or ""))
+    return max(times, default="")
 
 
 def _spent(stored: JsonObject | None) -> TimeSpent | None:

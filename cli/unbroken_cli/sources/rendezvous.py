@@ -16,8 +16,11 @@ _TIMEOUT_S = 10.0
 _MAX_TOKEN_BYTES = 2 * MAX_CHARACTERS
 
 
-def read_status(url: str, token_file: Path, ca_file: Path | None) -> JobStatus:
-    """Return what the rendezvous says. Raises InputError for a wrong argument, CommandError for no answer."""
+def read_status(url: str, token_file: Path, ca_file: Path | None, name: str = "") -> JobStatus:
+    """Return what the rendezvous says. Raises InputError for a wrong argument, CommandError for no answer.
+
+    `name`: that which its certificate must bear, however it is reached; "" for the URL's host.
+    """
     if not url.startswith(("http://", "https://")):
         raise InputError(f"--url: must be http://ADDRESS:PORT or https://..., got {url!r}")
     if url.startswith("https://") and ca_file is None:
@@ -25,7 +28,7 @@ def read_status(url: str, token_file: Path, ca_file: Path | None) -> JobStatus:
     token = read_token(token_file)
     context = None if ca_file is None else _trust(ca_file)
     try:
-        answer = fetch(url, "/v1/status", {"Authorization": f"Bearer {token}"}, _TIMEOUT_S, context)
+        answer = fetch(url, "/v1/status", {"Authorization": f"Bearer {token}"}, _TIMEOUT_S, context, server_name=name)
         if answer.status != 200:
             hint = "; give the token of this job with --token-file" if answer.status == 401 else ""
             raise CommandError(f"rendezvous {url}: it answers {answer.status}{hint}")
@@ -34,7 +37,10 @@ def read_status(url: str, token_file: Path, ca_file: Path | None) -> JobStatus:
     except WireError as error:
         raise CommandError(f"rendezvous {url}: unreadable answer: {error}; is it of another release?") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise CommandError(f"rendezvous {url}: no answer: {str(error) or type(error).__name__}") from error
+        hint = ""
+        if isinstance(error, ssl.SSLCertVerificationError) and "match" in str(error) and not name:
+            hint = "; its certificate has the job's name: give JOB and -n NAMESPACE, too"
+        raise CommandError(f"rendezvous {url}: no answer: {str(error) or type(error).__name__}{hint}") from error
 
 
 def read_token(token_file: Path) -> str:

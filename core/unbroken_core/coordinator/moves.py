@@ -72,6 +72,9 @@ def begin_running(job: JobState, now_s: float) -> None:
         entered_s = job.progress.entered_s(planned_s, now_s)
         incident.add_phase(Phase.ENTER, entered_s - planned_s)
         job.history.close(entered_s)
+    job.repair = None
+    if job.inherited is not None and job.inherited.iteration == job.world.iteration:
+        job.inherited = job.inherited._replace(has_run=True)
     job.previous = new_world(job)  # Also one that was taken over: all of its ranks are in it.
     job.progress.run(now_s, job.world.size)
     job.phase = Running(now_s)

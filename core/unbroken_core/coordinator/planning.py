@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from unbroken_core.bounds import MAX_KEYS, MAX_NAME, MAX_SECONDS
 from unbroken_core.checkpoints import MAX_SOURCES, Candidate, Restore
 from unbroken_core.coordinator.adoption.previous_world import new_world
 from unbroken_core.coordinator.decisions import BeginRunning, CutPlan, Decision, Wait, replace_late
@@ -14,11 +15,14 @@ from unbroken_core.coordinator.state.members import ActiveWorld
 from unbroken_core.coordinator.state.phases import Forming, Interrupted, Planned
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.errors import InputError
-from unbroken_core.messages import Plan
+from unbroken_core.messages import Plan, Repair
 from unbroken_core.plurals import counted
 from unbroken_core.ranks.worlds import World
 from unbroken_core.reasons import Cause, JobPhase, Phase, Reason, Rung
 from unbroken_core.recovery.ladder import shorten_names
+
+_MAX_TOLD = 300
+"""Characters of a fault's detail that each pod of a plan is told."""
 
 
 def decide_planned(job: JobState, now_s: float) -> Decision:
@@ -64,13 +68,13 @@ def cut_plan(job: JobState, decision: CutPlan, now_s: float) -> None:
     job.members.begin(world, cut)
     if job.checkpoints.is_used:
         job.recall = recall(job.checkpoints, job.recall, ended, note_seats(job))
+    if decision.rung is not None:
+        _note_plan(job, cut.world, decision.rung, _stopped_at_s(decision.phase, now_s), now_s)
+    job.repair = _repair(job, now_s)
     master = master_endpoint(job)
     for member in job.members.by_uid.values():
         send_plan(job, member, master)
     job.previous = new_world(job)
-    if decision.rung is not None:
-        stopped_at_s = _stopped_at_s(decision.phase, now_s)
-        _note_plan(job, cut.world, decision.rung, stopped_at_s, now_s)
     job.phase = Planned()
     reason = Reason.RECOVERING if decision.rung else Reason.WAITING_FOR_WORKERS
     job.report = StatusText(
@@ -127,6 +131,31 @@ def _build_plan(job: JobState, member: Member, master: tuple[str, int]) -> Plan:
         spare_ranks=world.num_spare_ranks,
         origins=tuple((local_rank, move.origin) for local_rank, move in member.moves.items() if move.origin),
         restore=_restore(job, member),
+        repair=job.repair,
+    )
+
+
+def _repair(job: JobState, now_s: float) -> Repair | None:
+    """Return what the next rendezvous must know of the recovery under way, should this one not live to count it."""
+    incident = job.history.running
+    if incident is None or incident.rung is None:
+        return None
+    culprit, took_over = incident.culprit, list(incident.replaced_by)[:MAX_KEYS]
+    return Repair(
+        number=incident.number,
+        cause=culprit.cause,
+        rung=incident.rung,
+        rank=culprit.rank,
+        pod=culprit.pod,
+        node=culprit.node,
+        domain=culprit.domain[:MAX_NAME],
+        detail=culprit.detail[:_MAX_TOLD],
+        iteration=incident.iteration_before,
+        world_size=incident.world_size_before,
+        ago_s=min(max(now_s - incident.started_s, 0.0), MAX_SECONDS),
+        detect_s=min(max(culprit.detect_s, 0.0), MAX_SECONDS),
+        stop_s=min(incident.phase_s.get(Phase.STOP.value, 0.0), MAX_SECONDS),
+        replaced_by=tuple(took_over),
     )
 
 

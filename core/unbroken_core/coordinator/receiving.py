@@ -6,7 +6,7 @@ from typing import Union
 
 from unbroken_core.checkpoints import Held
 from unbroken_core.coordinator.adoption.previous_world import note_back
-from unbroken_core.coordinator.adoption.taking_over import name_lost, note_ages
+from unbroken_core.coordinator.adoption.taking_over import count_inherited, name_lost, note_ages
 from unbroken_core.coordinator.cluster import observe_cluster
 from unbroken_core.coordinator.consulting import ask
 from unbroken_core.coordinator.contact import is_superseded, lose, start_over
@@ -318,6 +318,7 @@ def observe(job: JobState, observation: Observation, now_s: float) -> None:
         name_lost(job)
     if observation.earlier is not None:
         job.progress.follow(observation.earlier, now_s)
+    count_inherited(job, observation.counted)
     pods = observation.pods
     if any(uid not in pods or pods[uid].gone is not None for uid, _name in job.refused):
         is_there = {uid for uid, pod in pods.items() if pod.gone is None}

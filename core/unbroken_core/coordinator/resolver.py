@@ -14,7 +14,7 @@ import math
 from dataclasses import replace
 
 from unbroken_core.coordinator.adoption.previous_world import adopted_world
-from unbroken_core.coordinator.adoption.taking_over import entered_s, loss_s, with_name
+from unbroken_core.coordinator.adoption.taking_over import entered_s, inherit, loss_s, with_name
 from unbroken_core.coordinator.cluster import run_pod_clock
 from unbroken_core.coordinator.consulting import ask
 from unbroken_core.coordinator.contact import lose_overdue
@@ -220,8 +220,10 @@ def _adopt(job: JobState, decision: Adopt, now_s: float) -> None:
     job.report = StatusText(Reason.WAITING_FOR_WORKERS, message)
     ran_from_s = entered_s(job, decision.places, now_s)
     lost_s = loss_s(job, decision, ran_from_s, now_s)
+    inherit(job, decision, ran_from_s)
     job.progress.take_over(ran_from_s, now_s if lost_s is None else lost_s, now_s, size)
     if decision.is_ending:
+        job.history.close(ran_from_s)
         release_all(job, now_s)
         for member in members.by_uid.values():
             note_end(job, member)

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from unbroken_core.messages import EarlierRun, Recovery, TimeSpent
+from unbroken_core.bounds import MAX_SECONDS
+from unbroken_core.messages import EarlierRun, Recovery, Repair, TimeSpent
 from unbroken_core.reasons import Cause, Phase, Rung, Spent
 from unbroken_core.recovery.account import Account, wall_of
 
@@ -100,6 +101,8 @@ class Incident:
     _culprit: FaultRecord | None = field(default=None, init=False)
     _hang: FaultRecord | None = field(default=None, init=False)
     """The first report of a hang."""
+    _stood: FaultRecord | None = field(default=None, init=False)
+    """The strongest report of a worker that made no progress."""
     _num_plans_named: int = field(default=-1, init=False)
     """`num_plans` at the verdict."""
 
@@ -113,6 +116,9 @@ class Incident:
         strongest, hang = self._culprit, self._hang
         if strongest is None:
             raise RuntimeError(f"recovery {self.number}: want a fault, got none")
+        if strongest.cause is Cause.POD_LEAVING and self._stood is not None:
+            # Nothing stands still because a pod is to leave, but a move takes in all who hang.
+            strongest = self._stood
         if hang is None or strongest.cause not in _HANGS:
             return strongest
         verdict = self.verdict or _nobody(hang, _ASKS)
@@ -143,6 +149,8 @@ class Incident:
         self.faults[key] = fault
         if fault.is_hang and self._hang is None:
             self._hang = fault
+        if fault.cause in _HANGS and (self._stood is None or _weight(fault) > _weight(self._stood)):
+            self._stood = fault
         if self._culprit is None or _weight(fault) > _weight(self._culprit):
             self._culprit = fault
         return True
@@ -183,7 +191,7 @@ class Incident:
             iteration_before=self.iteration_before,
             iteration_after=self.iteration_after,
             replaced_by=tuple(self.replaced_by),
-            phase_s=dict(self.phase_s),
+            phase_s={name: min(seconds, MAX_SECONDS) for name, seconds in self.phase_s.items()},
             started_at=wall(self.started_s),
             ended_at="" if self.ended_s is None else wall(self.ended_s),
             world_size_before=self.world_size_before,
@@ -238,6 +246,22 @@ class History:
             self._num_incidents, started_s, iteration, world_size, is_barren=is_barren, found_s=found_s
         )
         return self.running
+
+    def take_over(self, repair: Repair, fault: FaultRecord, started_s: float, iteration: int) -> None:
+        """Go on with a recovery whose coordinator was lost after it had cut the plan of this iteration."""
+        self.num_changes += 1
+        if self.running is not None:
+            self.running.add(fault)  # There was another loss before anybody knew that all ran again.
+            return
+        self._num_incidents += 1
+        incident = Incident(self._num_incidents, started_s, repair.iteration, repair.world_size, num_plans=1)
+        incident.add(fault)
+        incident.raise_rung(repair.rung)
+        incident.iteration_after = iteration
+        incident.replaced_by.update(dict.fromkeys(repair.replaced_by))
+        incident.add_phase(Phase.STOP, repair.stop_s)
+        incident.add_phase(Phase.PLAN, max(repair.ago_s - repair.stop_s, 0.0))
+        self.running = incident
 
     def add(self, fault: FaultRecord) -> bool:
         """Collect a fault into the running recovery, if there is one. Return whether it is news."""

@@ -26,8 +26,10 @@ SILENT_S = 0.2
 class ObjectSource(Protocol):
     """Where objects come from."""
 
-    async def list(self, path: str, selector: str = "") -> tuple[list[dict[str, Any]], str]:
-        """Return all objects and their resource version."""
+    async def list(
+        self, path: str, selector: str = "", *, read: Callable[[dict[str, Any]], Any]
+    ) -> tuple[list[Any], str]:
+        """Return what `read` keeps of all objects, and their resource version."""
 
     async def peek(self, path: str) -> str:
         """Return the resource version that a list would have now."""
@@ -42,7 +44,10 @@ class Store(Protocol):
     def mark(self) -> int:
         """Return a number for this moment; a list is asked for after it."""
 
-    def replace(self, items: list[dict[str, Any]], version: str, mark: int, namespace: str | None) -> None:
+    def read(self, item: dict[str, Any]) -> Any:
+        """Return what is kept of an object; the rest need not be held until a list is complete."""
+
+    def replace(self, items: list[Any], version: str, mark: int, namespace: str | None) -> None:
         """Hold exactly these objects of the namespace (None: of all), and what became known newer since `mark`."""
 
     def upsert(self, item: dict[str, Any]) -> None:
@@ -98,7 +103,7 @@ class Informer:
 
     async def _list(self) -> str:
         mark, before = self._store.mark(), self._seen_version
-        items, version = await self._source.list(self._path, self._selector)
+        items, version = await self._source.list(self._path, self._selector, read=self._store.read)
         number = _number(version)
         self._store.replace(items, version, mark, self._namespace)
         self._seen_version = number

@@ -36,7 +36,8 @@ WATCH_SILENCE_S = 100.0
 """The API server sends a bookmark every minute: a watch that is silent for longer is dead."""
 NUM_PARALLEL = 64
 """Calls at once. More of them wait here, where their time-out does not run yet: slow is not absent."""
-PAGE_SIZE = 500
+PAGE_SIZE, PAGE_BYTES = 100, 4 << 20
+"""Objects and bytes that are read at once. An object may have 1.5 MB, and takes twenty times as much in memory."""
 MERGE_PATCH = "application/merge-patch+json"
 
 JsonObject = dict[str, Any]
@@ -69,6 +70,15 @@ def collection_path(resource: str, namespace: str | None = None, group_version: 
     """Return the path of a collection, of all namespaces when `namespace` is None."""
     root = f"/api/{group_version}" if "/" not in group_version else f"/apis/{group_version}"
     return f"{root}/{resource}" if namespace is None else f"{root}/namespaces/{quote(namespace)}/{resource}"
+
+
+class _TooLong(Exception):
+    """An answer has more bytes than were wanted."""
+
+
+def as_it_is(item: JsonObject) -> JsonObject:
+    """Keep all of an object."""
+    return item
 
 
 class Kube:
@@ -124,13 +134,25 @@ class Kube:
         page = await self._call("GET", path, query={"limit": "1"})
         return str((page.get("metadata") or {}).get("resourceVersion", ""))
 
-    async def list(self, path: str, selector: str = "") -> tuple[list[JsonObject], str]:
-        """Return all objects of a collection, and the resource version that a watch can go on from."""
-        items: list[JsonObject] = []
-        query = {"limit": str(PAGE_SIZE)} | ({"labelSelector": selector} if selector else {})
+    async def list(
+        self, path: str, selector: str = "", *, read: Callable[[JsonObject], Any] = as_it_is
+    ) -> tuple[list[Any], str]:
+        """Return what `read` keeps of all objects of a collection, and the version that a watch can go on from.
+
+        They come page by page, so that the whole of each is held for a moment only.
+        """
+        items: list[Any] = []
+        query = {"labelSelector": selector} if selector else {}
+        num = PAGE_SIZE
         while True:
-            page = await self._call("GET", path, query=query)
-            items += page.get("items") or []
+            try:
+                most = PAGE_BYTES if num > 1 else None
+                page = await self._call("GET", path, query={**query, "limit": str(num)}, max_bytes=most)
+            except _TooLong:
+                num = max(1, num // 4)
+                continue
+            items += map(read, page.get("items") or [])
+            num = min(2 * num, PAGE_SIZE)
             metadata = page.get("metadata") or {}
             if not metadata.get("continue"):
                 return items, str(metadata.get("resourceVersion", ""))
@@ -162,6 +184,7 @@ class Kube:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
+        max_bytes: int | None = None,
     ) -> JsonObject:
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
         async with self._gate:
@@ -169,7 +192,7 @@ class Kube:
                 method, path, query=query, body=body, content_type=content_type, timeout=timeout
             )
             try:
-                data = await response.read()
+                data = await (response.read() if max_bytes is None else _read(response, max_bytes))
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 raise KubeUnavailable(f"{method} {path}: answer broke off: {_text(error)}") from error
             finally:
@@ -216,6 +239,18 @@ class Kube:
         if response.status >= 400:
             raise await _error(response, f"{method} {path}")
         return response
+
+
+async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    """Read a body. Raises _TooLong, and leaves the rest unread, when it has more bytes."""
+    pieces, num_bytes = [], 0
+    async for piece in response.content.iter_any():
+        pieces.append(piece)
+        num_bytes += len(piece)
+        if num_bytes > max_bytes:
+            response.close()
+            raise _TooLong
+    return b"".join(pieces)
 
 
 async def load_configuration(kubeconfig: str | None) -> Configuration:

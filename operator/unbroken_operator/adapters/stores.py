@@ -7,7 +7,7 @@ from a backup, with lower versions, or with objects that had been deleted. What 
 it by version.
 """
 
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
@@ -25,6 +25,8 @@ MAX_TOMBSTONES = 20_000
 MAX_PAST_HOSTS = 128
 """Of one job: more than a job may blame, so that moving about hides none of them."""
 MAX_HOSTED_JOBS = 2_000
+MAX_VANISHED = 256
+"""Of one job, until its worker has looked what became of them."""
 
 
 View = TypeVar("View")
@@ -38,6 +40,15 @@ class Known(Generic[View]):
     view: View
     mark: int
     """Of the last list that had been asked for by then."""
+
+
+@dataclass(frozen=True)
+class Seen(Generic[View]):
+    """What is kept of an object of the API server."""
+
+    key: JobKey
+    version: int
+    view: View
 
 
 def version_of(item: Mapping[str, Any]) -> int:
@@ -67,15 +78,18 @@ class HeldPods:
 
 
 class PodStore:
-    """Pods of all jobs. `on_change` gets the job whose pods changed."""
+    """Pods of all jobs. `on_change` gets the job whose pods changed, `on_cut` a pod of which a part is not kept."""
 
-    def __init__(self, on_change: Callable[[JobKey], None]) -> None:
+    def __init__(
+        self, on_change: Callable[[JobKey], None], on_cut: Callable[[JobKey, PodView], None] = lambda _key, _pod: None
+    ) -> None:
         self._on_change = on_change
-        self._pods: defaultdict[JobKey, dict[str, Known[PodView]]] = defaultdict(dict)
+        self._on_cut = on_cut
+        self._pods: dict[JobKey, dict[str, Known[PodView]]] = {}
         self._mark = 0
         self._gone: OrderedDict[str, tuple[int | None, int]] = OrderedDict()
         """By uid, versions at which pods left the watch, None where the pod itself is known to be gone; and marks."""
-        self._vanished: defaultdict[JobKey, dict[str, PodView]] = defaultdict(dict)
+        self._vanished: OrderedDict[JobKey, OrderedDict[str, PodView]] = OrderedDict()
         """By name: pods that left the watch without being deleted. They may only have lost the job's label."""
         self._ended: OrderedDict[str, _Owner] = OrderedDict()
         """Owners of deleted training pods that were seen to end, by uid of the pod."""
@@ -111,9 +125,11 @@ class PodStore:
 
     def explain(self, key: JobKey, name: str) -> None:
         """Forget that a pod vanished: it is known what became of it."""
-        self._vanished.get(key, {}).pop(name, None)
-        if not self._vanished.get(key, True):
-            del self._vanished[key]
+        pods = self._vanished.get(key)
+        if pods is not None:
+            pods.pop(name, None)
+            if not pods:
+                del self._vanished[key]
 
     def drop(self, key: JobKey) -> None:
         """Forget what is kept for the worker of a job that is gone."""
@@ -128,9 +144,9 @@ class PodStore:
         self._mark += 1
         return self._mark
 
-    def replace(self, items: list[dict[str, Any]], version: str, mark: int = 0, namespace: str | None = None) -> None:
+    def replace(self, items: list[Seen[PodView]], version: str, mark: int = 0, namespace: str | None = None) -> None:
         """See Store."""
-        listed = {item["metadata"]["uid"] for item in items}
+        listed = {item.view.uid for item in items}
         list_version = int(version) if version.isdecimal() else 0
         for key, pods in list(self._pods.items()):
             if namespace is not None and key[0] != namespace:
@@ -143,19 +159,23 @@ class PodStore:
 
     def upsert(self, item: dict[str, Any]) -> None:
         """See Store."""
-        self._take(item, 0)
+        self._take(self.read(item), 0)
 
-    def _take(self, item: dict[str, Any], mark: int) -> None:
+    def read(self, item: dict[str, Any]) -> Seen[PodView]:
+        """See Store."""
+        return Seen(_job_key(item), version_of(item), pod_view(item))
+
+    def _take(self, item: Seen[PodView], mark: int) -> None:
         """Hold a pod, unless a newer state of it became known since `mark`."""
-        key = _job_key(item)
-        view = pod_view(item)
-        version = version_of(item)
-        before = self._pods[key].get(view.name)
+        key, version, view = item.key, item.version, item.view
+        before = self._pods.get(key, {}).get(view.name)
         if before is not None and before.mark >= mark and before.version >= version:
             return
         if not self._is_back(view.uid, version, mark):
             return
-        self._pods[key][view.name] = Known(version, view, self._mark)
+        self._pods.setdefault(key, {})[view.name] = Known(version, view, self._mark)
+        if view.cut and (before is None or before.view.cut != view.cut):
+            self._on_cut(key, view)
         self._note_host(key, view)
         if before is None or before.view != view:
             self._on_change(key)
@@ -165,7 +185,7 @@ class PodStore:
         key, view = _job_key(item), pod_view(item)
         self._note_end(key, view)
         if not view.is_deleting and view.component == layout.TRAINER:
-            self._vanished[key][view.name] = view
+            self._note_vanished(key, view)
         self._forget(key, view.name, view.uid, version_of(item))
 
     def forget(self, key: JobKey, name: str, uid: str) -> None:
@@ -183,7 +203,7 @@ class PodStore:
         owner = self._ended.pop(uid, None)
         if owner is not None:
             # It is among the present ones again.
-            self._num_ended[owner] -= 1
+            self._count_back(owner)
         return True
 
     def _forget(self, key: JobKey, name: str, uid: str, version: int | None) -> None:
@@ -218,7 +238,22 @@ class PodStore:
         self._num_ended[key[0], view.owner_uid] += 1
         if len(self._ended) > MAX_TOMBSTONES:
             _, owner = self._ended.popitem(last=False)
-            self._num_ended[owner] -= 1
+            self._count_back(owner)
+
+    def _count_back(self, owner: _Owner) -> None:
+        self._num_ended[owner] -= 1
+        if self._num_ended[owner] <= 0:
+            del self._num_ended[owner]
+
+    def _note_vanished(self, key: JobKey, view: PodView) -> None:
+        """Remember a pod for its job's worker: there may be none, since labels are anybody's to write."""
+        pods = self._vanished.setdefault(key, OrderedDict())
+        pods[view.name] = view
+        self._vanished.move_to_end(key)
+        if len(pods) > MAX_VANISHED:
+            pods.popitem(last=False)
+        if len(self._vanished) > MAX_HOSTED_JOBS:
+            self._vanished.popitem(last=False)
 
 
 class ServiceStore:
@@ -239,9 +274,11 @@ class ServiceStore:
         self._mark += 1
         return self._mark
 
-    def replace(self, items: list[dict[str, Any]], version: str, mark: int = 0, namespace: str | None = None) -> None:
+    def replace(
+        self, items: list[Seen[ServiceView]], version: str, mark: int = 0, namespace: str | None = None
+    ) -> None:
         """See Store."""
-        listed = {item["metadata"]["uid"] for item in items}
+        listed = {item.view.uid for item in items}
         list_version = int(version) if version.isdecimal() else 0
         for key, known in list(self._services.items()):
             is_known_better = known.mark < mark or known.version <= list_version
@@ -253,17 +290,20 @@ class ServiceStore:
 
     def upsert(self, item: dict[str, Any]) -> None:
         """See Store."""
-        self._take(item, 0)
+        self._take(self.read(item), 0)
 
-    def _take(self, item: dict[str, Any], mark: int) -> None:
+    def read(self, item: dict[str, Any]) -> Seen[ServiceView]:
+        """See Store."""
+        return Seen(_job_key(item), version_of(item), service_view(item))
+
+    def _take(self, item: Seen[ServiceView], mark: int) -> None:
         """Hold a Service, unless a newer state of it became known since `mark`."""
-        key = _job_key(item)
-        if item["metadata"]["name"] != layout.rendezvous_name(key[1]):
+        key = item.key
+        if item.view.name != layout.rendezvous_name(key[1]):
             return
         before = self._services.get(key)
-        version = version_of(item)
-        if before is None or before.mark < mark or before.version < version:
-            self._services[key] = Known(version, service_view(item), self._mark)
+        if before is None or before.mark < mark or before.version < item.version:
+            self._services[key] = Known(item.version, item.view, self._mark)
             self._on_change(key)
 
     def remove(self, item: dict[str, Any]) -> None:
@@ -291,18 +331,24 @@ class NodeStore:
         """See Store."""
         return 0
 
-    def replace(self, items: list[dict[str, Any]], version: str, mark: int = 0, namespace: str | None = None) -> None:
+    def replace(self, items: list[NodeView], version: str, mark: int = 0, namespace: str | None = None) -> None:
         """See Store."""
-        names = {item["metadata"]["name"] for item in items}
+        names = {view.name for view in items}
         for name in [name for name in self._nodes if name not in names]:
             del self._nodes[name]
             self._on_change(name)
-        for item in items:
-            self.upsert(item)
+        for view in items:
+            self._take(view)
+
+    def read(self, item: dict[str, Any]) -> NodeView:
+        """See Store."""
+        return node_view(item)
 
     def upsert(self, item: dict[str, Any]) -> None:
         """See Store."""
-        view = node_view(item)
+        self._take(node_view(item))
+
+    def _take(self, view: NodeView) -> None:
         if self._nodes.get(view.name) != view:
             self._nodes[view.name] = view
             self._on_change(view.name)

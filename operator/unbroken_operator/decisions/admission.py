@@ -21,6 +21,7 @@ from unbroken_operator.api.pod_models import Variable
 from unbroken_operator.api.template_shapes import misshapen
 from unbroken_operator.decisions.limits.images import NOT_ALLOWED, image_violation, is_allowed
 from unbroken_operator.decisions.limits.refusals import OperatorRefusal
+from unbroken_operator.decisions.limits.weight import num_characters
 
 MAX_SHOWN = 8
 MAX_MESSAGE = 1900
@@ -28,6 +29,12 @@ MAX_MESSAGE = 1900
 MAX_VIOLATION = 400
 MAX_VALUES, MAX_DEPTH = 10_000, 64
 """Of a spec: each of them may be wrong in a way of its own, and a large template has a few hundred."""
+_TOO_LARGE = "tooLarge"
+"""Field of a job as it is held, and of no other: what is wrong with the size of its spec."""
+_HELD = ("name", "namespace", "uid", "generation", "resourceVersion", "creationTimestamp", "deletionTimestamp")
+MAX_TEMPLATE_CHARACTERS = 256 << 10
+"""In a pod's template: each pod is a copy of it, in etcd and in whoever watches pods."""
+MAX_CHARACTERS = 2 * MAX_TEMPLATE_CHARACTERS
 MAX_WARNINGS = 3
 MAX_KEYS, MAX_KEY = 3, 80
 """So many keys are named in one line, and so many characters of each."""
@@ -81,7 +88,7 @@ def admit(job: Mapping[str, Any]) -> ValidSpec | InvalidSpec:
     metadata = job["metadata"]
     accepted = (job.get("status") or {}).get("accepted")
     found = list(_name_violations(metadata["name"], is_known=accepted is not None))
-    size = _size_violation(job.get("spec"))
+    size = str(job.get(_TOO_LARGE) or "") or _size_violation(job.get("spec"))
     if size:
         return _invalid((*found, size))
     try:
@@ -108,6 +115,32 @@ def admit(job: Mapping[str, Any]) -> ValidSpec | InvalidSpec:
     return _invalid(found) if found or settings is None else ValidSpec(spec, settings)
 
 
+def held(job: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what is kept of a job for as long as it exists; the verdict on it is the same.
+
+    A spec that is too large to be acted on stays away: 1.3 MB of JSON may take 60 MB as objects, and so may what the
+    API server adds about who wrote which field.
+    """
+    metadata = {key: job["metadata"][key] for key in _HELD if key in job["metadata"]}
+    kept = {key: job[key] for key in ("apiVersion", "kind", "spec", "status") if key in job} | {"metadata": metadata}
+    size = str(job.get(_TOO_LARGE) or "") or _size_violation(job.get("spec"))
+    return kept | {"spec": _numbers(job.get("spec")), _TOO_LARGE: size} if size else kept
+
+
+def with_spec(job: Mapping[str, Any], spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a job as it is held, with another spec."""
+    return {key: value for key, value in job.items() if key != _TOO_LARGE} | {"spec": spec}
+
+
+def _numbers(spec: Any) -> dict[str, Any]:
+    """Return the part of a spec that says how large the job is."""
+    fields = spec if isinstance(spec, dict) else {}
+    spares = fields.get("spares")
+    count = spares.get("count") if isinstance(spares, dict) else None
+    found = {key: fields[key] for key in ("replicas", "ranksPerPod") if type(fields.get(key)) is int}
+    return found | ({"spares": {"count": count}} if type(count) is int else {})
+
+
 def _invalid(found: Iterable[str]) -> InvalidSpec:
     # What was seen is in them, however long: names, keys and values of the user's.
     return InvalidSpec(
@@ -117,20 +150,32 @@ def _invalid(found: Iterable[str]) -> InvalidSpec:
 
 def _size_violation(spec: Any) -> str:
     """Return what is wrong with the number and depth of values; "" for nothing."""
-    num_values, level = 0, [spec]
+    level = [spec]
+    num_left = MAX_VALUES - 1
     for _ in range(MAX_DEPTH):
-        num_values += len(level)
-        if num_values > MAX_VALUES:
-            return f"spec: must have at most {MAX_VALUES} values, got more"
-        level = [
-            child
-            for item in level
-            if isinstance(item, dict | list)
-            for child in (item.values() if isinstance(item, dict) else item)
-        ]
-        if not level:
-            return ""
+        children: list[Any] = []
+        for item in level:
+            if isinstance(item, dict | list):
+                num_left -= len(item)
+                if num_left < 0:
+                    return f"spec: must have at most {MAX_VALUES} values, got more"
+                children += item.values() if isinstance(item, dict) else item
+        if not children:
+            return _length_violation(spec)
+        level = children
     return f"spec: must have at most {MAX_DEPTH} levels of values in each other, got more"
+
+
+def _length_violation(spec: Any) -> str:
+    """Return what is wrong with the length of a spec with a bounded number of values; "" for nothing."""
+    for where, part, most in (
+        ("spec.template", spec.get("template") if isinstance(spec, dict) else None, MAX_TEMPLATE_CHARACTERS),
+        ("spec", spec, MAX_CHARACTERS),
+    ):
+        num = num_characters(part)
+        if num > most:
+            return f"{where}: must have at most {most} characters in keys and values together, got {num}"
+    return ""
 
 
 def admit_images(verdict: ValidSpec | InvalidSpec, allowed: tuple[str, ...]) -> ValidSpec | InvalidSpec:

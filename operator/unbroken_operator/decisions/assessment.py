@@ -13,7 +13,7 @@ from unbroken_operator.decisions.objects.manifests import settings_digest
 from unbroken_operator.decisions.objects.rendezvous_place import made_from
 from unbroken_operator.decisions.objects.successor import Succession, can_stand_by, succession
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
-from unbroken_operator.decisions.time_spent import earlier_time
+from unbroken_operator.decisions.time_spent import earlier_time, newest_counted
 from unbroken_operator.decisions.updates import leaving_for_update, outdated_pods
 
 
@@ -105,7 +105,8 @@ def observation(snapshot: Snapshot, assessment: Assessment, settings: JobSetting
             is_waiting=pod.phase == "Pending",
             is_ended=_is_ended(pod, snapshot),
         )
-    return Observation(pods, _is_accounted(snapshot), snapshot.memory.gone, earlier_time(snapshot))
+    earlier, counted = earlier_time(snapshot), newest_counted(snapshot)
+    return Observation(pods, _is_accounted(snapshot), snapshot.memory.gone, earlier, counted)
 
 
 def _is_ended(pod: PodView, snapshot: Snapshot) -> bool:

@@ -48,6 +48,8 @@ class JobMemory:
     refusals: tuple[WriteRefusal, ...] = ()
     num_refused_rounds: int = 0
     refused_at: float = 0.0
+    is_spec_new: bool = False
+    """Whether the job's spec has changed since the last refusal."""
     sent_to: str = ""
     sent_term: int = 0
     sent: Observation | None = None
@@ -98,6 +100,7 @@ class JobMemory:
         self.num_refused_rounds = self.num_refused_rounds + 1 if refusals else 0
         self.refusals = refusals
         self.refused_at = now_s
+        self.is_spec_new = False
 
     def note_created(self, uid: str, now_s: float) -> None:
         """Remember that the API server has made this pod."""
@@ -108,8 +111,12 @@ class JobMemory:
         self.circles = with_deletion(self.circles, uid, why)
 
     def note_new_spec(self) -> None:
-        """Remember that the job's spec is another one: it deserves a new attempt soon."""
+        """Remember that the job's spec is another one: it deserves a new attempt soon.
+
+        With one pod, and no sooner after a refusal than the second attempt of all: a spec may change each second.
+        """
         self.circles = with_new_spec(self.circles)
+        self.refusals, self.is_spec_new = (), True
 
     def resize(self, num_pods: int) -> None:
         """Let the job's budgets be those of a job of so many pods."""
@@ -176,7 +183,7 @@ class JobMemory:
             since_failure_s=now_s - self.failed_at,
             refusals=self.refusals,
             num_refused_rounds=self.num_refused_rounds,
-            since_refusal_s=now_s - self.refused_at,
+            since_refusal_s=now_s - self.refused_at + self._remitted_s(),
             uses=tuple((used[2], RungUse(used[0], now_s - used[1])) for used in self.recovered.values() if used),
             reverts={key: (num, now_s - at) for key, (num, at) in self.reverted.items() if now_s - at <= REVERTS_S},
             posted=frozenset(self.posted),
@@ -196,6 +203,10 @@ class JobMemory:
             earlier=earlier_run(self.predecessor, now_s),
             earlier_term=0 if self.predecessor.before is None else self.predecessor.before.term,
         )
+
+    def _remitted_s(self) -> float:
+        """Return the part of the wait after a refusal that a new spec does without."""
+        return retry_delay_s(self.num_refused_rounds) - retry_delay_s(1) if self.is_spec_new else 0.0
 
     def _bucket(self, budget: Budget, now_s: float) -> Bucket:
         return self.buckets.get(budget) or full(self.allowances[budget], now_s)

@@ -32,7 +32,7 @@ from unbroken_operator.decisions.actions import (
     PushObservation,
     WriteStatus,
 )
-from unbroken_operator.decisions.admission import MAX_VIOLATION, InvalidSpec, ValidSpec, admit, admit_images
+from unbroken_operator.decisions.admission import MAX_VIOLATION, InvalidSpec, ValidSpec, admit, admit_images, with_spec
 from unbroken_operator.decisions.assessment import Assessment, assess, observation
 from unbroken_operator.decisions.circles import NUM_FREE, YOUNG_S, pause_s
 from unbroken_operator.decisions.cleanup import (
@@ -46,13 +46,14 @@ from unbroken_operator.decisions.cleanup import (
 )
 from unbroken_operator.decisions.drift import drift, notices
 from unbroken_operator.decisions.lifecycle import deadline_left_s, without_ended_report
+from unbroken_operator.decisions.limits.batches import pods_a_plan
 from unbroken_operator.decisions.limits.retry import retry_delay_s
 from unbroken_operator.decisions.memory import STAND_BACK_S
 from unbroken_operator.decisions.moves import moves, num_extra
 from unbroken_operator.decisions.objects.affinity import AvoidedNodes, Preference
 from unbroken_operator.decisions.objects.manifests import rendezvous_pod, secret, service, tokens_secret
 from unbroken_operator.decisions.objects.network_policy import network_policies
-from unbroken_operator.decisions.objects.training_pods import training_pod
+from unbroken_operator.decisions.objects.training_pods import DumpedTemplate, dumped_template, training_pod
 from unbroken_operator.decisions.reporting.events import events
 from unbroken_operator.decisions.reporting.rivals import rival_event, stands_back
 from unbroken_operator.decisions.reporting.silence import look_again_s
@@ -127,7 +128,7 @@ def _in_force(snapshot: Snapshot) -> tuple[Snapshot, ValidSpec | InvalidSpec]:
     verdict = _tried(admit_images(admit(snapshot.job), snapshot.options.rendezvous_images), snapshot)
     if isinstance(verdict, ValidSpec) or snapshot.memory.sound_spec is None:
         return snapshot, verdict
-    job = {**snapshot.job, "spec": snapshot.memory.sound_spec}
+    job = with_spec(snapshot.job, snapshot.memory.sound_spec)
     before = admit(job)
     if isinstance(before, InvalidSpec):
         return snapshot, verdict
@@ -186,6 +187,10 @@ def _objects(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, fre
     num_missing = 0 if wait_s > 0 or is_ending else _num_missing(verdict, assessment)
     found = assessment.succession
     needs_rendezvous = found.leader is None and found.successor is None and _wait_for_any_s(snapshot) <= 0
+    dumped = dumped_template(verdict.spec) if num_missing else None
+    batch = pods_a_plan(0 if dumped is None else dumped.size, snapshot.memory.num_refused_rounds)
+    # After a refusal a new rendezvous is the one pod that is tried: it is refused like any other.
+    num_missing = min(num_missing, batch - needs_rendezvous)
     num_held = _num_held(snapshot, num_missing + needs_rendezvous)
     needs_rendezvous = needs_rendezvous and num_held <= num_missing
     num_missing -= min(num_held, num_missing)
@@ -195,14 +200,15 @@ def _objects(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, fre
         # With each rendezvous pod: so it comes back by itself, and nothing needs to watch or read it.
         actions += map(CreateNetworkPolicy, network_policies(verdict.spec, verdict.settings, options.network_policy))
         actions.append(CreatePod(rendezvous_pod(verdict.spec, verdict.settings, free.rendezvous, options, before)))
-    new_pods = _new_pods(snapshot, verdict, assessment, free.pod, num_missing)
+    new_pods = _new_pods(snapshot, verdict, assessment, free.pod, num_missing, dumped=dumped)
     needed, ahead = _missing_tokens(snapshot, verdict, assessment, free.pod, len(new_pods))
     actions += [*needed, *new_pods, *ahead]
     actions += _deletions(snapshot, verdict, assessment)
     actions += moves(snapshot, verdict.settings, assessment)
     changed = drift(snapshot, verdict.settings, assessment)
     actions += changed.actions
-    may_create = not needs_rendezvous and not num_held and _wait_for_any_s(snapshot) <= 0
+    is_trying = bool(new_pods) and snapshot.memory.num_refused_rounds > 0
+    may_create = not (needs_rendezvous or num_held or is_trying) and _wait_for_any_s(snapshot) <= 0
     successions = list(_succession(snapshot, verdict, assessment, free, may_create=may_create))
     actions += successions
     needs_rendezvous = needs_rendezvous or any(isinstance(action, CreatePod) for action in successions)
@@ -292,7 +298,13 @@ def _wait_for_any_s(snapshot: Snapshot) -> float:
 
 
 def _new_pods(
-    snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, first: int, num_missing: int
+    snapshot: Snapshot,
+    verdict: ValidSpec,
+    assessment: Assessment,
+    first: int,
+    num_missing: int,
+    *,
+    dumped: DumpedTemplate | None,
 ) -> list[CreatePod]:
     roles = _roles_of_new_pods(verdict, assessment, num_missing)
     preferences: dict[int, tuple[Preference, ...]] = {}
@@ -317,6 +329,7 @@ def _new_pods(
                 snapshot.options_of_job,
                 preferences=preferences.get(index, ()),
                 avoided_nodes=avoided,
+                dumped=dumped,
             )
         )
         for index, role in enumerate(roles)

@@ -8,10 +8,23 @@ from typing import Any
 from unbroken_core.messages import EarlierRun, GonePod, JobStatus, Observation, RungUse
 from unbroken_core.reasons import Cause, Reason
 from unbroken_operator.api import layout
+from unbroken_operator.api.status_models import MAX_SUSPECTS
 from unbroken_operator.decisions.limits.budgets import Budget
+from unbroken_operator.decisions.limits.weight import exceeds
 
 MAX_DOMAIN = 63
 """Characters of a label's value."""
+MAX_UID = 128
+MAX_DIGEST = 64
+MAX_LEAVING = 400
+MAX_TOPOLOGY = 8192
+"""Characters of annotations of ours. Anybody who may create pods can write them, and as much as they like."""
+MAX_AVOIDED, MAX_AVOIDS = MAX_SUSPECTS, 254 * MAX_SUSPECTS
+"""Nodes that a pod may avoid, and characters of all of them."""
+MAX_LABELS, MAX_LABELS_CHARACTERS = 128, 8192
+"""Labels of others, and as many annotations, that are kept of a pod, and the characters of either."""
+MAX_FINALIZERS, MAX_FINALIZER = 16, 317
+MAX_SERVICE_VALUES, MAX_SERVICE_CHARACTERS = 500, 8192
 TERMINAL_PHASES = ("Failed", "Succeeded")
 MIN_AGENT_RESTARTS = 3
 """An agent whose kubelet waits before it starts it once more does not stay up: half a minute has passed then."""
@@ -89,6 +102,8 @@ class PodView:
     """Of others: ours have none."""
     has_ended: bool = False
     """Whether its kubelet reported that all containers ended for good, or it never had a node."""
+    cut: str = ""
+    """What of it is longer than anything that the operator makes, and was left out, for people; "" for nothing."""
 
     @property
     def is_terminal(self) -> bool:
@@ -384,8 +399,13 @@ def controller_uid(item: Mapping[str, Any]) -> str:
     """Return the uid of an object's controller; of the job that it was made for if it has none any more."""
     for reference in item["metadata"].get("ownerReferences") or ():
         if reference.get("controller"):
-            return str(reference["uid"])
-    return str((item["metadata"].get("annotations") or {}).get(layout.JOB_UID_ANNOTATION, ""))
+            return _uid(reference["uid"])
+    return _uid((item["metadata"].get("annotations") or {}).get(layout.JOB_UID_ANNOTATION, ""))
+
+
+def _uid(text: Any) -> str:
+    """Return a uid; "" for one that is longer than the API server makes any."""
+    return text if isinstance(text, str) and len(text) <= MAX_UID else ""
 
 
 def is_orphan(item: Mapping[str, Any]) -> bool:
@@ -396,14 +416,15 @@ def is_orphan(item: Mapping[str, Any]) -> bool:
 def service_view(item: Mapping[str, Any]) -> ServiceView:
     """Read a Service."""
     metadata, spec = item["metadata"], item.get("spec") or {}
+    shown = {key: spec.get(key) for key in ("type", "selector", "ports", "publishNotReadyAddresses")}
     writes = [entry for entry in metadata.get("managedFields") or () if not entry.get("subresource")]
     return ServiceView(
         metadata["name"],
         metadata["uid"],
         controller_uid(item),
         is_orphan(item),
-        labels=dict(metadata.get("labels") or {}),
-        spec={key: spec.get(key) for key in ("type", "selector", "ports", "publishNotReadyAddresses")},
+        labels=_kept(metadata.get("labels") or {}),
+        spec={} if exceeds(shown, MAX_SERVICE_VALUES, MAX_SERVICE_CHARACTERS) else shown,
         changed_by=max(writes, key=lambda entry: entry.get("time") or "")["manager"] if writes else "",
     )
 
@@ -432,6 +453,7 @@ def pod_view(item: Mapping[str, Any]) -> PodView:
     metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     labels = metadata.get("labels") or {}
     annotations = metadata.get("annotations") or {}
+    own = {key: annotations.get(key, "")[:most] for key, most in _OWN.items()}
     phase = status.get("phase") or "Pending"
     component, made_as = labels.get(layout.COMPONENT_LABEL, ""), _made_as(annotations)
     is_standby = made_as == layout.RENDEZVOUS and layout.STANDBY_ANNOTATION in annotations
@@ -448,27 +470,74 @@ def pod_view(item: Mapping[str, Any]) -> PodView:
         ip=status.get("podIP") or "",
         is_deleting=bool(metadata.get("deletionTimestamp")),
         is_ready=_is_true(status, "Ready"),
-        settings=annotations.get(layout.SETTINGS_ANNOTATION, ""),
-        made_from=annotations.get(layout.MADE_FROM_ANNOTATION, ""),
-        topology=annotations.get(layout.TOPOLOGY_ANNOTATION, ""),
-        labels={key: value for key, value in labels.items() if not layout.is_reserved_key(key)},
-        annotations={
-            key: value
-            for key, value in annotations.items()
-            if len(value) <= MAX_DOMAIN and not layout.is_reserved_key(key)
-        },
-        template=annotations.get(layout.TEMPLATE_ANNOTATION, ""),
-        leaving=annotations.get(layout.LEAVING_ANNOTATION, ""),
-        avoids=tuple(filter(None, annotations.get(layout.AVOIDS_ANNOTATION, "").split(","))),
+        settings=own[layout.SETTINGS_ANNOTATION],
+        made_from=own[layout.MADE_FROM_ANNOTATION],
+        topology=own[layout.TOPOLOGY_ANNOTATION],
+        labels=_kept({key: value for key, value in labels.items() if not layout.is_reserved_key(key)}),
+        annotations=_kept(
+            {
+                key: value
+                for key, value in annotations.items()
+                if len(value) <= MAX_DOMAIN and not layout.is_reserved_key(key)
+            }
+        ),
+        template=own[layout.TEMPLATE_ANNOTATION],
+        leaving=own[layout.LEAVING_ANNOTATION],
+        avoids=tuple(filter(None, own[layout.AVOIDS_ANNOTATION].split(",")))[:MAX_AVOIDED],
         problem=None if phase in TERMINAL_PHASES else _problem(spec, status),
         agent_crashes=_agent_crashes(status) if phase == "Running" else "",
         end=_end(status) if phase == "Failed" else "",
         is_orphan=is_orphan(item),
         is_mislabelled=is_mislabelled,
         is_standby=is_standby,
-        finalizers=tuple(metadata.get("finalizers") or ()),
+        finalizers=tuple(text[:MAX_FINALIZER] for text in (metadata.get("finalizers") or ())[:MAX_FINALIZERS]),
         has_ended=_has_ended(item),
+        cut=_cut(metadata),
     )
+
+
+_OWN = {
+    layout.SETTINGS_ANNOTATION: MAX_DIGEST,
+    layout.MADE_FROM_ANNOTATION: MAX_DIGEST,
+    layout.TEMPLATE_ANNOTATION: MAX_DIGEST,
+    layout.TOPOLOGY_ANNOTATION: MAX_TOPOLOGY,
+    layout.LEAVING_ANNOTATION: MAX_LEAVING,
+    layout.AVOIDS_ANNOTATION: MAX_AVOIDS,
+}
+"""Characters that are kept of each annotation of ours: what is longer somebody else has written."""
+
+
+def _kept(items: Mapping[str, str]) -> dict[str, str]:
+    """Return the first of a pod's labels or annotations, as many as any sound pod has."""
+    kept: dict[str, str] = {}
+    num_left = MAX_LABELS_CHARACTERS
+    for key, value in items.items():
+        num_left -= len(key) + len(value)
+        if num_left < 0 or len(kept) >= MAX_LABELS:
+            break
+        kept[key] = value
+    return kept
+
+
+def _cut(metadata: Mapping[str, Any]) -> str:
+    """Return which field of a pod's metadata is not kept as it is; "" for none."""
+    annotations = metadata.get("annotations") or {}
+    for key, most in (*_OWN.items(), (layout.JOB_UID_ANNOTATION, MAX_UID)):
+        if len(annotations.get(key, "")) > most:
+            return f"metadata.annotations[{key}]: want at most {most} characters, got {len(annotations[key])}"
+    for reference in metadata.get("ownerReferences") or ():
+        if reference.get("controller") and len(str(reference["uid"])) > MAX_UID:
+            return f"metadata.ownerReferences: want a uid of at most {MAX_UID} characters, got {len(reference['uid'])}"
+    short = {key: value for key, value in annotations.items() if len(value) <= MAX_DOMAIN}
+    for kind, items in (("labels", metadata.get("labels") or {}), ("annotations of a label's length", short)):
+        num = sum(len(key) + len(value) for key, value in items.items())
+        if len(items) > MAX_LABELS or num > MAX_LABELS_CHARACTERS:
+            wanted = f"{MAX_LABELS} with {MAX_LABELS_CHARACTERS} characters"
+            return f"metadata, {kind}: want at most {wanted}, got {len(items)} with {num}"
+    finalizers = metadata.get("finalizers") or ()
+    if len(finalizers) > MAX_FINALIZERS:
+        return f"metadata.finalizers: want at most {MAX_FINALIZERS}, got {len(finalizers)}"
+    return ""
 
 
 def _made_as(annotations: Mapping[str, str]) -> str:

@@ -15,6 +15,9 @@ from unbroken_operator.decisions.snapshot import Snapshot
 WRITE_S = 1800.0
 """So often it is written without other news."""
 
+REPORT_S = 60.0
+"""A report is not older."""
+
 
 def _name(field: str) -> str:
     """Return the status's name of a field: `progress_rank_s` is progressRankSeconds."""
@@ -34,8 +37,8 @@ def time_of(snapshot: Snapshot, report: JobStatus) -> dict[str, Any] | None:
     stored = snapshot.status.get("time")
     if report.time is None:
         return stored
-    if stored is not None and stored["term"] != report.term and wall_of(report.time) < wall_of(spent_of(stored)):
-        return dict(stored)
+    if not knows_earlier(snapshot, report):
+        return None if stored is None else dict(stored)
     shares = ratios(report.time)
     return {
         "term": report.term,
@@ -44,6 +47,19 @@ def time_of(snapshot: Snapshot, report: JobStatus) -> dict[str, Any] | None:
         "ettrCapacity": round(shares["ettr_capacity"], 4),
         "goodputAllocated": round(shares["goodput_allocated"], 4),
     }
+
+
+def knows_earlier(snapshot: Snapshot, report: JobStatus) -> bool:
+    """Return whether what a report says of the time, ETTR included, is that of the whole job.
+
+    A rendezvous counts from the iteration that it has taken over, until it is told what was before.
+    """
+    stored, earlier = snapshot.status.get("time"), earlier_time(snapshot)
+    if earlier is None or (stored is not None and stored["term"] == report.term):
+        return True
+    before_s = earlier.ran_for_s if earlier.time is None else wall_of(earlier.time)
+    known_s = report.ran_for_s if report.time is None else wall_of(report.time)
+    return known_s is None or known_s >= before_s + max(earlier.ago_s - REPORT_S, 0.0)
 
 
 def spent_of(stored: Mapping[str, Any]) -> TimeSpent:
@@ -67,6 +83,13 @@ def earlier_time(snapshot: Snapshot) -> EarlierRun | None:
     since_start_s = 0.0 if not started else max(seconds_between(started, snapshot.now), 0.0)
     suspended_s = max(earlier.ago_s - since_start_s, 0.0)
     return EarlierRun(earlier.ago_s, earlier.gained_s, earlier.ran_for_s, earlier.time, suspended_s)
+
+
+def newest_counted(snapshot: Snapshot) -> tuple[int, int]:
+    """Return term and number of the newest recovery in the status that an earlier rendezvous has led to its end."""
+    term = 0 if snapshot.report is None else snapshot.report.term
+    ended = ((item["term"], item["number"]) for item in snapshot.status.get("history") or () if item.get("endedAt"))
+    return max((key for key in ended if key[0] < term), default=(0, 0))
 
 
 def is_old(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from unbroken.keeper.arena import Arena, SealedSlot
 from unbroken.keeper.copies import Copies, NotKeptError
 from unbroken.keeper.digests import read_digests
 from unbroken.keeper.peer_link import Link, LinkError, accept
-from unbroken.keeper.peer_places import PeerPlaces, Place
+from unbroken.keeper.peer_places import PeerPlace, PeerPlaces
 from unbroken.keeper.rarely import Rarely
 from unbroken.keeper.reading import ReadLock, SlotBusyError
 from unbroken_core.bounds import MAX_BLOCKS
@@ -124,7 +124,7 @@ class CopyServer:
         if self._rarely.may_say("refused"):
             logger.warning("connection to the keeper's port refused: %s", what)
 
-    def _serve(self, plain: socket.socket, place: Place) -> None:
+    def _serve(self, plain: socket.socket, place: PeerPlace) -> None:
         try:
             with closing(accept(plain, self.context)) as link:
                 if not self._places.admit(place, link.pod_uid):

@@ -20,7 +20,7 @@ MAX_STRANGERS = 64
 MAX_MEMBERS = 256
 
 
-class Place:
+class PeerPlace:
     """Of one connection."""
 
     def __init__(self, plain: socket.socket, address: str) -> None:
@@ -49,13 +49,13 @@ class PeerPlaces:
         """`on_refused` is told what was closed and why."""
         self._on_refused = on_refused
         self._guard = threading.Lock()
-        self._strangers: Strangers[Place] = Strangers(MAX_STRANGERS)
-        self._members: Strangers[Place] = Strangers(MAX_MEMBERS)
+        self._strangers: Strangers[PeerPlace] = Strangers(MAX_STRANGERS)
+        self._members: Strangers[PeerPlace] = Strangers(MAX_MEMBERS)
         """By the pod that their certificate names."""
 
-    def come(self, plain: socket.socket, address: str) -> Place | None:
+    def come(self, plain: socket.socket, address: str) -> PeerPlace | None:
         """Return the place of a connection that was just accepted; None where there is none. Raises OSError."""
-        place = Place(plain, address)
+        place = PeerPlace(plain, address)
         with self._guard:
             loser = self._strangers.add(place, address, time.monotonic())
             if loser is not None:
@@ -67,7 +67,7 @@ class PeerPlaces:
             return None
         return place
 
-    def admit(self, place: Place, pod_uid: str) -> bool:
+    def admit(self, place: PeerPlace, pod_uid: str) -> bool:
         """Note that a connection has shown a certificate; False if it has lost its place."""
         with self._guard:
             if place.is_lost:
@@ -80,7 +80,7 @@ class PeerPlaces:
             self._on_refused(f"of a pod of this job, at {loser.address}: want {MAX_MEMBERS} of all pods at most")
         return loser is not place
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: PeerPlace) -> None:
         """Note that a connection has ended."""
         with self._guard:
             self._strangers.remove(place)

@@ -54,7 +54,9 @@ class Waits:
 
 
 def _recoveries(before: JobStatus | None, after: JobStatus) -> list[str]:
-    known = {recovery.number: recovery for recovery in before.recoveries} if before is not None else {}
+    # Each rendezvous counts from 1.
+    is_same = before is not None and before.term == after.term
+    known = {recovery.number: recovery for recovery in before.recoveries} if before is not None and is_same else {}
     lines = []
     for recovery in after.recoveries:
         old = known.get(recovery.number)

@@ -67,6 +67,8 @@ class Supervisor:
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[int] = self._loop.create_future()
         """Exit code, once it is known."""
+        self._counted = (0, 0)
+        """Term and number of the newest recovery that was told."""
         self._is_over = False
         """Whether the rendezvous has ended the job: its launchers then end by themselves."""
         self._last_words: list[str] = []
@@ -169,7 +171,7 @@ class Supervisor:
             self._is_news.clear()
             pods = {pod.uid: pod.observation for pod in self._pods if not pod.is_over}
             # The workers of a pod that is over are tied to its launcher, which has ended.
-            if not await self._client.observe(Observation(pods, is_accounted=True)):
+            if not await self._client.observe(Observation(pods, is_accounted=True, counted=self._counted)):
                 self._is_news.set()
                 await asyncio.sleep(_RETRY_S)
 
@@ -188,6 +190,9 @@ class Supervisor:
             wait = waits.tell(status, time.monotonic())
             lines += [wait] if wait is not None else []
             self._status = status
+            self._counted = max(
+                [self._counted, *((status.term, one.number) for one in status.recoveries if one.ended_at)]
+            )
             if status.phase in (JobPhase.COMPLETE, JobPhase.FAILED):
                 # After all that the workers still write: it is what a person looks for at the end.
                 self._last_words = lines

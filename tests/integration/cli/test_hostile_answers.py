@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from unbroken_cli.errors import CommandError
 from unbroken_cli.page_proxy import upstream
 from unbroken_cli.page_proxy.server import PageAnswer
 from unbroken_cli.sources import rendezvous
+from unbroken_core.conventions import tls
+from unbroken_operator.adapters.certificates import make_certificates
 
 LIMIT_S = 30.0
 Answer = Callable[[socket.socket, threading.Event], None]
@@ -52,8 +55,8 @@ def elsewhere(peer: socket.socket, _is_over: threading.Event) -> None:
 
 
 @contextlib.contextmanager
-def serving(answer: Answer) -> Iterator[tuple[str, list[bytes]]]:
-    """Serve until the end of the context; yield the URL, and what was asked."""
+def serving(answer: Answer, context: ssl.SSLContext | None = None) -> Iterator[tuple[str, list[bytes]]]:
+    """Serve until the end of the `with`, encrypted with a context; yield the URL, and what was asked."""
     is_over = threading.Event()
     asked: list[bytes] = []
 
@@ -61,7 +64,7 @@ def serving(answer: Answer) -> Iterator[tuple[str, list[bytes]]]:
         while not is_over.is_set():
             with contextlib.suppress(OSError):
                 peer, _ = listener.accept()
-                with peer:
+                with peer if context is None else context.wrap_socket(peer, server_side=True) as peer:
                     asked.append(peer.recv(65536).partition(b"\r\n")[0])
                     answer(peer, is_over)
 
@@ -116,3 +119,30 @@ def test_an_answer_that_is_too_long_is_not_kept() -> None:
         found = ended(lambda: fetching.fetch(url, "/", {}, LIMIT_S))
     assert isinstance(found, ValueError)
     assert "more than 16777216 bytes" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        pytest.param("digits-rendezvous.ml.svc", "it answers 404", id="the job's own, at any address"),
+        pytest.param("other-rendezvous.ml.svc", "match", id="another job's"),
+        pytest.param("", "give JOB and -n NAMESPACE, too", id="the address, which is in no certificate"),
+    ],
+)
+def test_the_certificate_of_a_rendezvous_that_is_asked_at_a_pods_address_is_checked_by_the_jobs_name(
+    name: str, wanted: str, tmp_path: Path
+) -> None:
+    made = make_certificates(["digits-rendezvous.ml.svc", "localhost"])
+    files = {"token": "t" * 40, "ca.crt": made.authority, "tls.crt": made.certificate, "tls.key": made.key}
+    for file, text in files.items():
+        (tmp_path / file).write_text(text)
+    context = tls.server_context(tmp_path / "tls.crt", tmp_path / "tls.key")
+
+    def not_found(peer: socket.socket, is_over: threading.Event) -> None:
+        peer.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+
+    with serving(not_found, context) as (url, _):
+        encrypted = url.replace("http:", "https:")
+        found = ended(lambda: rendezvous.read_status(encrypted, tmp_path / "token", tmp_path / "ca.crt", name))
+    assert isinstance(found, CommandError)
+    assert wanted in str(found)

@@ -108,7 +108,7 @@ def test_second_call_in_one_process_is_refused_with_the_way_out(tmp_path: Path) 
         (again,) = job.events("second")
         assert again.values["threads"] == ["MainThread"]
         with_group, without = again.values["refused"]
-        assert "already initialised when the wrapped function is called" in with_group
+        assert "this is the second call in this process, and a process group is open. Call both" in with_group
         assert without.startswith("RestartError: wrapped function: this is the second call in this process")
         assert len(job.events("first") + job.events("second")) == 2
 

@@ -10,7 +10,7 @@ import pytest
 from tests.waiting import wait_until
 
 from unbroken.keeper.peer_link import LinkError
-from unbroken.keeper.peer_places import MAX_MEMBERS, MAX_STRANGERS, PeerPlaces, Place
+from unbroken.keeper.peer_places import MAX_MEMBERS, MAX_STRANGERS, PeerPlace, PeerPlaces
 from unbroken_core.pod.replica_messages import Fetch, Missing, ToReader
 
 from .copying import CopyPod, make_pods
@@ -89,7 +89,7 @@ def test_a_pod_of_the_job_that_opens_too_many_takes_only_its_own_places() -> Non
     places = PeerPlaces(refused.append)
     mine, other = socket.socketpair()
 
-    def comes(pod: str) -> tuple[Place, bool]:
+    def comes(pod: str) -> tuple[PeerPlace, bool]:
         place = places.come(mine, "10.0.0.1")
         assert place is not None
         return place, places.admit(place, pod)
@@ -114,8 +114,8 @@ def test_without_descriptors_a_stranger_goes_and_never_a_pod_of_the_job() -> Non
     places = PeerPlaces(refused.append)
     mine, other = socket.socketpair()
     member, stranger = places.come(mine, "10.0.0.1"), places.come(mine, "10.0.0.2")
-    assert isinstance(member, Place)
-    assert isinstance(stranger, Place)
+    assert isinstance(member, PeerPlace)
+    assert isinstance(stranger, PeerPlace)
     assert places.admit(member, "owner")
     places.spare_a_descriptor()
     places.spare_a_descriptor()

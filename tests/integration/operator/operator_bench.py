@@ -86,11 +86,17 @@ class Bench:
 
     async def wait_for_pods(self, *names: str) -> None:
         """Wait until exactly these training pods are there."""
+        seen: list[str] = []
 
         async def look() -> bool:
-            return await self.pod_names() == sorted(names)
+            seen[:] = await self.pod_names()
+            return seen == sorted(names)
 
-        await eventually(look, f"training pods {names}")
+        await eventually(look, f"training pods {names}", describe=lambda: f"{seen}; {self.operator_log()}")
+
+    def operator_log(self) -> str:
+        """Return the end of what the operators said, to be read when a test fails."""
+        return "\n".join(path.read_text()[-4000:] for path in sorted(self.output.glob("*.log")))
 
     async def run_pod(self, name: str, address: str, node: str = "") -> None:
         """Stand in for a kubelet: let a pod run, as soon as it is there."""

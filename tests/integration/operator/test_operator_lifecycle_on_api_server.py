@@ -103,15 +103,26 @@ def test_of_two_releases_that_serve_one_namespace_one_leads_a_job_and_says_so(ku
                 await made.apply("digits", replicas=2)
                 await made.wait_for_pods("digits-0", "digits-1")
 
-                async def is_told() -> bool:
-                    told = await made.events("LedByAnother")
-                    return bool(told) and (await made.job("digits"))["status"].get("lease") == leases[0]
+                seen: list[Any] = []
 
-                await eventually(is_told, "an Event about the other operator")
+                async def is_told() -> bool:
+                    seen[:] = await made.events("LedByAnother"), (await made.job("digits"))["status"]
+                    return bool(seen[0]) and seen[1].get("lease") == leases[0]
+
+                def describe() -> str:
+                    return f"{seen}; {made.operator_log()}"
+
+                await eventually(is_told, "an Event about the other operator", describe=describe)
                 (message,) = {item["message"] for item in await made.events("LedByAnother")}
                 assert f"that of Lease {leases[0]} goes on, that of Lease {leases[1]} leaves it alone" in message
+                # What the other one was doing when it saw that is still done: pods may be too many, or bear old names.
                 gone = (await made.pods())[0]["metadata"]
-                await made.kube.delete(made.path("pods", "digits-0"), gone["uid"], is_forced=True)
-                await made.wait_for_pods("digits-1", "digits-2")
+                await made.kube.delete(made.path("pods", gone["name"]), gone["uid"], is_forced=True)
+
+                async def is_replaced() -> bool:
+                    seen[:] = [item["metadata"]["uid"] for item in await made.pods()]
+                    return len(seen) == 2 and gone["uid"] not in seen
+
+                await eventually(is_replaced, "two pods without the one that was lost", describe=describe)
 
     asyncio.run(scenario())

@@ -84,7 +84,8 @@ def test_status_says_where_the_time_went_and_what_share_of_the_ranks_progress_wa
     ranks = {"progressRankSeconds": 60000.0, "heldRankSeconds": 100000.0, "wantedRankSeconds": 80000.0}
     job = job_of(running(time={"term": 1, "reportedAt": "2026-01-01T00:00:00Z", **spent, **ranks}))
     lines = status_lines(job, NOW)
-    at = lines.index("  time       progress 90.0%, redo 9.0%, waiting 1.0% of 2.8 h")
+    shares = "progress 90.0%, redo 9.0%, waiting 1.0% of 2.8 h"
+    at = lines.index(f"  time       {shares}, as of 20 min 0 s ago (2026-01-01T00:00:00Z)")
     assert lines[at + 1].strip() == "ettr 0.900, ettr_capacity 0.750, goodput_allocated 0.600"
     assert job.time is not None
     assert sum(job.time.values()) == 10000.0
@@ -323,3 +324,23 @@ def test_why_of_a_broken_device_says_what_was_found_and_what_was_not_checked() -
     assert "  nodes      nobody knows: there is no condition NodesHealthy" in why_lines(
         silent, find_fault(silent, "1"), NOW
     )
+
+
+@pytest.mark.parametrize("state", ["Running", "Complete"])
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_of_an_operator_without_a_lease_nobody_can_tell_whether_it_is_there(state: str, is_watched: bool) -> None:
+    item = {
+        "metadata": {
+            "name": "digits",
+            "managedFields": [
+                {"time": "2026-01-01T00:19:59Z", "manager": "kubectl"},
+                {"time": "2026-01-01T00:06:00Z", "manager": "operator", "subresource": "status"},
+            ],
+        },
+        "status": running(state=state) | ({"lease": "default/operator"} if is_watched else {}),
+    }
+    head, *rest = status_lines(job_from_objects(item), NOW)
+    is_said = state == "Running" and not is_watched
+    assert ("TRAINING when this was written" in head) is is_said
+    assert any("as of      14 min 0 s ago (2026-01-01T00:06:00Z)" in line for line in rest) is is_said
+    assert any("ask the rendezvous itself" in line for line in rest) is is_said

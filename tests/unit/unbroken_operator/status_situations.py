@@ -253,6 +253,23 @@ def _late() -> World:
 PROGRESS = "exception: ValueError: bad batch"
 HANG = "rank 2 hung for 60 s in its own code (train.py:41 load_batch) while ranks 0, 1, 3 waited in all_reduce"
 NOBODY = "rank not known: ranks 0-3 waited in all_reduce"
+
+
+def starting(active: list[str], **fields: Any) -> World:
+    """The other pods run, and their workers load what they need."""
+    world = running_world()
+    world.rendezvous_says(JobPhase.RUNNING, active, [], message="iteration 1 runs", **fields)
+    return world
+
+
+def hung_and_edited() -> World:
+    """A job that hung got a new template, and nobody has replaced its pods yet."""
+    world = recovered(Cause.SOFT_TIMEOUT, Rung.IN_PROCESS, HANG, rank=2)
+    world.job["spec"]["template"]["spec"]["containers"][0]["image"] = "trainer:2"
+    world.job["metadata"]["generation"] = 2
+    return world
+
+
 SITUATIONS: dict[str, Situation] = {
     "No operator has looked at it": lambda: World(a_job()),
     "First start: pods are being made": lambda: _settled(World(a_job())),
@@ -271,6 +288,7 @@ SITUATIONS: dict[str, Situation] = {
     "It trains": running_world,
     "The operator is away": running_world,
     "The operator was uninstalled": running_world,
+    "The operator was started without --lease": running_world,
     "It was deleted while it trained": lambda: deleted("foregroundDeletion"),
     "It was deleted, and a finalizer holds it": lambda: deleted("example.com/backup"),
     "The rendezvous does not answer": silent,
@@ -301,6 +319,8 @@ SITUATIONS: dict[str, Situation] = {
     "Pods that were lost may train on": lambda: phase(
         JobPhase.INTERRUPTED, Reason.WAITING_FOR_ISOLATION, "digits-1 is not heard and may train on, at 00:02:00Z"
     ),
+    "It trains, and its spares start": lambda: starting(ACTIVE),
+    "It trains with fewer ranks, and new pods start": lambda: starting(ACTIVE[:1], lost_ranks=2),
     "It trained again after an exception": lambda: recovered(Cause.EXCEPTION, Rung.IN_PROCESS, "ValueError: boom"),
     "It trained again after a kill": lambda: recovered(Cause.PROCESS_SIGNAL, Rung.POD, "was killed by signal 9"),
     "It trained again after a hang": lambda: recovered(
@@ -309,6 +329,7 @@ SITUATIONS: dict[str, Situation] = {
     "It trained again after a hang that nobody can be blamed for": lambda: recovered(
         Cause.SOFT_TIMEOUT, Rung.IN_PROCESS, NOBODY, rank=None, pod="", node="", domain=""
     ),
+    "It trained again after a hang, and has a new template": hung_and_edited,
     "It trained again after a planned deletion": lambda: recovered(Cause.POD_LEAVING, Rung.POD, "deleted"),
     "It trained again after a node was lost": lambda: recovered(Cause.NODE_LOST, Rung.POD, "node a is NotReady"),
     "Faults come again and again": storm,

@@ -157,7 +157,7 @@ def test_a_new_spec_is_noted_by_who_uses_the_memory(monkeypatch: pytest.MonkeyPa
         worker.update(changed)
         assert worker._memory.refusals
         snapshot = await worker._observe(1.0)
-        assert snapshot.job is changed
+        assert snapshot.job["metadata"]["generation"] == 2
         assert not snapshot.memory.refusals
         await jobs.stop()
 

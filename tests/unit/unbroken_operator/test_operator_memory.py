@@ -149,7 +149,7 @@ def test_a_new_list_drops_what_is_gone_and_keeps_what_is_newer_than_the_list() -
     store = PodStore(changed.append)
     store.upsert(a_pod("digits-0", version=5, uid="old"))
     store.upsert(a_pod("digits-1", version=12, uid="own write"))
-    store.replace([a_pod("digits-2", version=3, uid="listed")], "10")
+    store.replace([store.read(a_pod("digits-2", version=3, uid="listed"))], "10")
     assert [pod.uid for pod in store.of_job(("ml", "digits"))] == ["own write", "listed"]
 
 

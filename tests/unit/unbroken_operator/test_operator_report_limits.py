@@ -1,9 +1,10 @@
 """A report says what a job of this size can say, or it is refused: every number, list, text and time of it."""
 
+import asyncio
 import copy
 import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -14,9 +15,24 @@ from unbroken_core.errors import WireError
 from unbroken_core.messages import JobStatus
 from unbroken_core.reasons import JobPhase
 from unbroken_core.wire import encode
-from unbroken_operator.decisions.limits.report import MAX_TAKERS, MAX_TEXT, read_report, report_limits, wanted_pods
+from unbroken_operator.adapters.kube import Kube
+from unbroken_operator.adapters.metrics import OperatorMetrics
+from unbroken_operator.adapters.rendezvous_client import RendezvousApi
+from unbroken_operator.decisions.limits.report import (
+    MAX_TAKERS,
+    MAX_TEXT,
+    SPARE_PODS,
+    ReportLimits,
+    read_report,
+    report_limits,
+    wanted_pods,
+)
+from unbroken_operator.decisions.snapshot import OperatorOptions
+from unbroken_operator.jobs import Jobs
+from unbroken_operator.worker import JobWorker, _look
 
-from .operator_world import a_recovery, running_world
+from .operator_world import a_job, a_recovery, running_world
+from .test_operator_large_jobs import trainer
 
 SPEC = {"replicas": 2, "spares": {"count": 1}, "ranksPerPod": 2}
 LIMITS = report_limits(SPEC, 3)
@@ -182,3 +198,49 @@ def test_limits_follow_the_size_of_the_job(spec: Any, num_pods: int, pods: int, 
     assert (limits.pods, limits.ranks) == (pods, ranks)
     assert limits.bytes <= 4 << 20
     assert wanted_pods(SPEC) == 3
+
+
+def test_a_spec_counts_only_as_far_as_pods_were_made() -> None:
+    """A spec of 65,536 replicas is a line of YAML: with it a job of one pod reported 24,000, which took 38 MB."""
+    spec = {"replicas": 65_536}
+    assert [report_limits(spec, *numbers).pods for numbers in ((0, 0), (1, 1), (3, 300), (300, 3))] == [
+        16,
+        18,
+        616,
+        616,
+    ]
+    assert report_limits(SPEC, 0, 65_536).pods == report_limits(SPEC, 0).pods
+
+
+def test_of_a_report_an_entry_of_each_pod_that_exists_is_kept_and_of_others_a_bounded_number() -> None:
+    first = _sound().pods[0]
+    existing = [replace(first, pod=f"digits-{number}", uid=f"uid-{number}") for number in range(100)]
+    others = [replace(first, pod=f"digits-{number}", uid=f"gone-{number}") for number in range(1000, 1900)]
+    again = [replace(first, uid="uid-0", node=f"n-{number}") for number in range(1900, 2000)]
+    status = replace(_sound(), pods=(*others, *existing, *again))
+    body = encode(status).encode()
+    limits = report_limits({"replicas": 2000, "ranksPerPod": 2}, 2000)
+    assert read_report(body, limits).pods == status.pods
+    known = frozenset(f"uid-{number}" for number in range(3))
+    kept = read_report(body, replace(limits, known=known)).pods
+    assert [pod.uid for pod in kept if pod.uid in known] == ["uid-0", "uid-1", "uid-2"]
+    assert len(kept) == 3 * len(known) + SPARE_PODS
+    assert read_report(body, replace(limits, known=frozenset(pod.uid for pod in existing))).pods[-1] in existing
+
+
+def test_a_worker_takes_reports_of_the_pods_that_its_job_has() -> None:
+    async def scenario() -> tuple[ReportLimits, ReportLimits]:
+        jobs = Jobs(cast(Kube, None), cast(RendezvousApi, None), OperatorOptions("s:1"), OperatorMetrics(), ())
+        worker = JobWorker({**a_job(replicas=65_536), "status": {"nextPodOrdinal": 3}}, jobs._shared)
+        found = []
+        for number in range(3):
+            jobs._shared.pods.upsert(trainer(number))
+            look = _look(jobs._shared.pods.held(worker.key, worker.uid), "digits")
+            found.append(worker._report_limits(look, 1.0))
+        await jobs.stop()
+        return found[0], found[-1]
+
+    few, more = asyncio.run(scenario())
+    assert (few.pods, few.known) == (22, frozenset(("pod-0",)))
+    assert (more.pods, more.known) == (22, frozenset(("pod-0", "pod-1", "pod-2")))
+    assert more.bytes < 2 << 20

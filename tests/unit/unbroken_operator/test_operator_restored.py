@@ -31,9 +31,9 @@ def a_service(version: int, uid: str = "s", **spec: Any) -> Item:
     return {"metadata": {**metadata, "resourceVersion": str(version)}, "spec": spec}
 
 
-def listed(store: PodStore | ServiceStore, items: list[Item], version: int, namespace: str | None = None) -> None:
+def listed(store: Any, items: list[Item], version: int, namespace: str | None = None) -> None:
     """Ask for a list now, and take it."""
-    store.replace(items, str(version), store.mark(), namespace)
+    store.replace([store.read(item) for item in items], str(version), store.mark(), namespace)
 
 
 def names(store: PodStore) -> list[tuple[str, str, str]]:
@@ -100,7 +100,8 @@ def test_what_is_written_while_a_list_is_on_its_way_is_kept() -> None:
     store.upsert(a_pod("digits-0", version=13, uid="a", phase="Failed"))
     store.upsert(a_pod("digits-2", version=6, uid="b"))
     store.forget(KEY, "digits-2", "b")
-    store.replace([a_pod("digits-0", version=5, uid="a"), a_pod("digits-2", version=6, uid="b")], "10", mark, None)
+    items = [a_pod("digits-0", version=5, uid="a"), a_pod("digits-2", version=6, uid="b")]
+    store.replace([store.read(item) for item in items], "10", mark, None)
     assert names(store) == [("digits-0", "a", "Failed"), ("digits-1", "created meanwhile", "Running")]
 
 
@@ -139,7 +140,7 @@ class Histories:
         self.lists, self.watches = lists, watches
         self.last = 0
 
-    async def list(self, _path: str, _selector: str = "") -> tuple[list[Item], str]:
+    async def list(self, _path: str, _selector: str = "", *, read: object) -> tuple[list[Item], str]:
         if not self.lists:
             await asyncio.Event().wait()
         return [], str(self.lists.pop(0))

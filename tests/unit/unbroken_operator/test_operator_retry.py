@@ -59,7 +59,7 @@ class Odd:
         self.num_lists = 0
         self.num_watches = 0
 
-    async def list(self, _path: str, _selector: str = "") -> tuple[list[dict[str, Any]], str]:
+    async def list(self, _path: str, _selector: str = "", *, read: object) -> tuple[list[dict[str, Any]], str]:
         self.num_lists += 1
         return [], "1"
 
@@ -76,6 +76,10 @@ class Odd:
 
 class Nothing:
     """Holds nothing."""
+
+    def read(self, item: dict[str, Any]) -> dict[str, Any]:
+        """See Store."""
+        return item
 
     def mark(self) -> int:
         """See Store."""

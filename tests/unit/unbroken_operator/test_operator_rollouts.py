@@ -7,7 +7,7 @@ from unbroken_core.layers import Layer
 from unbroken_core.settings import DEFAULT_RUNGS, JobSettings, Timeouts
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import CreatePod, DeletePod
-from unbroken_operator.decisions.limits.rollouts import MAX_AT_ONCE, MAX_S, Rollouts
+from unbroken_operator.decisions.limits.rollouts import FORGOTTEN_S, MAX_AT_ONCE, MAX_S, NUM_RESERVED, RETRY_S, Rollouts
 from unbroken_operator.decisions.objects.manifests import settings_digest
 from unbroken_operator.decisions.plan import plan
 
@@ -84,10 +84,58 @@ def test_a_rendezvous_that_does_not_work_is_replaced_at_once() -> None:
 def test_a_few_jobs_at_a_time_have_a_place_and_none_keeps_it_for_ever() -> None:
     rollouts = Rollouts()
     jobs = [f"job-{number}" for number in range(MAX_AT_ONCE + 2)]
-    assert [rollouts.take(job, 0.0) for job in jobs] == [True] * MAX_AT_ONCE + [False] * 2
-    assert rollouts.take(jobs[0], 1.0), "it has one"
+    assert [rollouts.take("ml", job, 0.0) for job in jobs] == [True] * MAX_AT_ONCE + [False] * 2
+    assert rollouts.take("ml", jobs[0], 1.0), "it has one"
     rollouts.give_back(jobs[0])
     rollouts.give_back("a job without a place")
-    assert rollouts.take(jobs[-1], 2.0)
-    assert not rollouts.take(jobs[-2], MAX_S - 0.1)
-    assert rollouts.take(jobs[-2], MAX_S)
+    assert rollouts.take("ml", jobs[-2], 2.0)
+    assert not rollouts.take("ml", jobs[-1], MAX_S - 0.1)
+    assert rollouts.take("ml", jobs[-1], MAX_S)
+
+
+def test_a_tenant_who_edits_all_of_his_jobs_for_ever_keeps_no_other_from_its_place() -> None:
+    """Before, an honest job waited 178 s beside 40 hostile ones whose rendezvous never came up."""
+    rollouts = Rollouts()
+    for tick in range(200):
+        for number in range(40):
+            rollouts.take("evil", f"evil-{number}", tick * RETRY_S)
+    now_s = 200 * RETRY_S
+    assert rollouts.take("ml", "first", now_s), "from the reserve"
+    waited_s = 0.0
+    while not rollouts.take("ml", "second", now_s + waited_s):
+        for number in range(40):
+            rollouts.take("evil", f"evil-{number}", now_s + waited_s)
+        waited_s += RETRY_S
+    assert waited_s <= MAX_S, "the next place that gets free"
+
+
+def test_a_place_that_gets_free_goes_to_the_namespace_that_has_the_fewest() -> None:
+    rollouts = Rollouts()
+    for number in range(MAX_AT_ONCE - 1):
+        assert rollouts.take("a", f"a-{number}", 0.0)
+    assert rollouts.take("b", "b-0", 0.0)
+    assert not rollouts.take("a", "a-late", 1.0)
+    assert not rollouts.take("b", "b-1", 2.0)
+    rollouts.give_back("a-0")
+    assert not rollouts.take("a", "a-late", 3.0), "b has fewer"
+    assert rollouts.take("b", "b-1", 3.0)
+    rollouts.give_back("a-1")
+    assert rollouts.take("a", "a-late", 4.0), "nobody else waits"
+
+
+def test_who_asks_no_more_is_not_waited_for() -> None:
+    rollouts = Rollouts()
+    for number in range(MAX_AT_ONCE - 1):
+        assert rollouts.take("a", f"a-{number}", 0.0)
+    assert rollouts.take("b", "b-0", 0.0)
+    assert not rollouts.take("b", "b-gone", 1.0)
+    assert not rollouts.take("a", "a-late", 2.0)
+    rollouts.give_back("a-0")
+    assert not rollouts.take("a", "a-late", 1.0 + FORGOTTEN_S / 2)
+    assert rollouts.take("a", "a-late", 1.0 + FORGOTTEN_S)
+
+
+def test_the_reserve_is_bounded_and_places_of_one_namespace_are_what_they_were() -> None:
+    rollouts = Rollouts()
+    assert sum(rollouts.take("a", f"a-{number}", 0.0) for number in range(40)) == MAX_AT_ONCE
+    assert sum(rollouts.take(f"n-{number}", f"n-{number}", 0.0) for number in range(40)) == NUM_RESERVED

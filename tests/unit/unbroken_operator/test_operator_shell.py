@@ -61,7 +61,7 @@ class Source:
         self.watches = list(watches)
         self.num_lists = 0
 
-    async def list(self, _path: str, _selector: str = "") -> tuple[list[dict[str, Any]], str]:
+    async def list(self, _path: str, _selector: str = "", *, read: object) -> tuple[list[dict[str, Any]], str]:
         self.num_lists += 1
         return [], str(100 * self.num_lists)
 
@@ -82,6 +82,10 @@ class Store:
 
     def __init__(self) -> None:
         self.told: list[str] = []
+
+    def read(self, item: dict[str, Any]) -> dict[str, Any]:
+        """See Store."""
+        return item
 
     def mark(self) -> int:
         """See Store."""

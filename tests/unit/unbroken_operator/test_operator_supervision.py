@@ -96,7 +96,7 @@ def test_polling_goes_on_after_a_bug_that_is_logged_with_its_job(
 class Nothing:
     """An API server that lists nothing."""
 
-    async def list(self, _path: str, _selector: str = "") -> tuple[list[object], str]:
+    async def list(self, _path: str, _selector: str = "", *, read: object) -> tuple[list[object], str]:
         """See Kube."""
         await asyncio.Event().wait()
         return [], ""

@@ -234,7 +234,7 @@ def test_other_folders_of_the_node_are_nobodys_business(path: str) -> None:
 
 
 def test_warnings_are_few_and_short_whatever_the_template() -> None:
-    volumes = [{"name": f"v{index}", "hostPath": {"path": f"/proc/{'x' * 4000}"}} for index in range(128)]
+    volumes = [{"name": f"v{index}", "hostPath": {"path": f"/proc/{'x' * 1900}"}} for index in range(128)]
     verdict = admit(a_job(template={"spec": pod(volumes=volumes)}))
     assert isinstance(verdict, ValidSpec)
     assert verdict.warnings[-1] == f"and {128 - MAX_WARNINGS} more warnings"

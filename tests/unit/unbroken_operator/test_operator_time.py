@@ -11,9 +11,9 @@ from unbroken_core.reasons import JobPhase
 from unbroken_operator.api.schema import structural_schema
 from unbroken_operator.api.status_models import Status
 from unbroken_operator.decisions.reporting.status import status_patch
-from unbroken_operator.decisions.time_spent import NAMES, earlier_time, spent_of, time_of
+from unbroken_operator.decisions.time_spent import NAMES, earlier_time, newest_counted, spent_of, time_of
 
-from .operator_world import World, running_world
+from .operator_world import World, a_recovery, running_world
 
 SPENT = TimeSpent(800.0, 50.0, 20.0, 30.0, 100.0, 0.0, 0.5, 3200.0, 6003.0, 4002.0)
 
@@ -95,6 +95,36 @@ def test_what_is_stored_stays_until_the_new_rendezvous_knows_of_it() -> None:
     assert (found["term"], found["progressSeconds"]) == (2, 900.0)
 
 
+@pytest.mark.parametrize(
+    ("now", "own_s", "is_known"),
+    [
+        pytest.param("2026-01-01T00:00:05Z", 30.0, False, id="it counts from a short iteration"),
+        pytest.param("2026-01-01T00:29:00Z", 1740.0, False, id="from one that is longer than all that is stored"),
+        pytest.param("2026-01-01T00:29:00Z", 2720.0, True, id="it was told, and its report is some seconds old"),
+    ],
+)
+def test_a_new_rendezvous_that_counts_from_its_own_beginning_does_not_reset_ettr(
+    now: str, own_s: float, is_known: bool
+) -> None:
+    world = told()
+    world.now = now
+    say(world, term=2, time=TimeSpent(own_s), gained_s=own_s, ran_for_s=own_s, ettr=1.0)
+    world.settle()
+    status = world.job["status"]
+    assert (status["ettr"], status["time"]["term"]) == ((1.0, 2) if is_known else (0.8, 1))
+
+
+def test_what_a_rendezvous_was_told_once_it_knows_for_good() -> None:
+    world = told()
+    say(world, term=2, time=replace(SPENT, progress_s=900.0), ettr=0.82)
+    world.settle()
+    # It has ended: its time stands still.
+    world.now = "2026-01-01T02:00:00Z"
+    say(world, term=2, time=replace(SPENT, progress_s=900.0), ettr=0.9)
+    world.settle()
+    assert world.job["status"]["ettr"] == 0.9
+
+
 def test_a_suspension_is_told_as_such() -> None:
     world = told()
     world.job["status"] |= {"endedTerm": 1, "startTime": "2026-01-01T02:00:00Z"}
@@ -118,3 +148,18 @@ def test_the_push_to_a_new_rendezvous_carries_it() -> None:
     assert pushed
     assert pushed[-1].earlier is not None
     assert pushed[-1].earlier.time == SPENT
+
+
+def test_a_new_rendezvous_is_told_which_recoveries_of_others_are_counted() -> None:
+    world = told()
+    say(world, recoveries=(a_recovery(number=1), a_recovery(number=2), a_recovery(number=3, ended_at="")))
+    world.settle()
+    assert newest_counted(world.snapshot()) == (0, 0), "its own"
+    say(world, term=2)
+    world.settle()
+    pushed = [observation for _uid, term, observation in world.pushed if term == 2]
+    assert pushed[-1].counted == (1, 2)
+    # The third one, which the first rendezvous did not live to finish, is in what the second one tells.
+    say(world, term=2, recoveries=(a_recovery(number=1, started_at="2026-01-01T00:09:00Z"),))
+    world.settle()
+    assert [(item["term"], item["number"]) for item in world.job["status"]["history"]] == [(1, 1), (1, 2), (2, 1)]

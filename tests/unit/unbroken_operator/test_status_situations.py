@@ -1,6 +1,7 @@
 """What a person reads in each situation: the operator's status of it, as `unbroken status` says it."""
 
 import os
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ and compares them with this page: `UNBROKEN_UPDATE_SNAPSHOTS=1` writes it anew.
 
 """
 UNTOUCHED = "No operator has looked at it"
+WITHOUT_LEASE = "The operator was started without --lease"
 LEASE = "unbroken-system/unbroken"
 SERVER_DATE = "Thu, 01 Jan 2026 00:05:00 GMT"
 LEASES: dict[str, dict[str, Any] | None] = {
@@ -40,6 +42,7 @@ LEASES: dict[str, dict[str, Any] | None] = {
 def settled(name: str) -> tuple[World, JobRecord]:
     """Return a situation once the operator has written what it sees, and what is read of it."""
     world = SITUATIONS[name]()
+    world.options = replace(world.options, lease="" if name == WITHOUT_LEASE else LEASE)
     if name != UNTOUCHED:
         world.settle()
     stale = why_stale(LEASE, LEASES[name], SERVER_DATE) if name in LEASES else ""
@@ -73,7 +76,7 @@ def test_status_says_training_where_a_rendezvous_says_so_and_nowhere_else(name: 
     assert job.is_training is (trains and not over if is_known else None)
     head, *rest = said(name)
     is_claimed = head.startswith("digits in namespace ml: TRAINING, ")
-    assert is_claimed is (job.is_training is True and not job.stale)
+    assert is_claimed is (job.is_training is True and not job.stale and not job.unwatched)
     assert head.startswith("digits in namespace ml: ")
     assert any(line.startswith("  next  ") for line in rest)
 

@@ -5,10 +5,12 @@ faults are; the operator says which pods went, and how long ago. These are ages 
 come from pods, so no loss counts as older than the iteration is by the word of half of the pods that were in it.
 """
 
+from collections import Counter
 from dataclasses import replace
 
 from unbroken_core.coordinator.decisions import Adopt
-from unbroken_core.coordinator.state.job import JobState
+from unbroken_core.coordinator.state.job import Inherited, JobState
+from unbroken_core.coordinator.state.phases import Planned
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.messages import Hello
 from unbroken_core.ranks.worlds import Worker
@@ -69,6 +71,47 @@ def name_lost(job: JobState) -> None:
         if named is not fault:
             incident.replace_fault(fault, named)
             job.history.num_changes += 1
+
+
+def inherit(job: JobState, adopted: Adopt, planned_s: float) -> None:
+    """Note the recovery that led to the iteration that is taken over, by the word of more than half of its pods."""
+    plans = [pod.plan for pod in _pods(job, adopted.places) if pod.plan is not None]
+    told = Counter((plan.term, plan.repair) for plan in plans if plan.repair is not None)
+    for (term, repair), count in told.most_common(1):
+        if repair is not None and 2 * count > len(plans):
+            job.inherited = Inherited(term, repair, planned_s, adopted.iteration)
+            count_inherited(job)
+
+
+def count_inherited(job: JobState, counted: tuple[int, int] | None = None) -> None:
+    """Count it, once the operator says that nobody has: its coordinator may have been lost right after its plan."""
+    job.counted = counted or job.counted
+    found = job.inherited
+    if found is None or job.counted is None:
+        return
+    job.inherited, repair = None, found.repair
+    if (found.term, repair.number) <= job.counted:
+        return
+    started_s = found.planned_s - repair.ago_s
+    fault = FaultRecord(
+        repair.cause,
+        "",
+        None,
+        started_s - repair.detect_s,
+        repair.detect_s,
+        rank=repair.rank,
+        pod=repair.pod,
+        node=repair.node,
+        domain=repair.domain,
+        detail=repair.detail,
+    )
+    is_under_way = isinstance(job.phase, Planned) and job.world.iteration == found.iteration
+    had_other = job.history.running is not None
+    if not (found.has_run or is_under_way or had_other):
+        return  # It never ran: the recovery that followed counts for both.
+    job.history.take_over(repair, fault, started_s, found.iteration)
+    if not had_other and not is_under_way:
+        job.history.close(found.planned_s)
 
 
 def _pods(job: JobState, places: dict[int, Worker]) -> list[Member]:

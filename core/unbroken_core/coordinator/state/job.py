@@ -25,7 +25,7 @@ from unbroken_core.coordinator.state.members import ActiveWorld, Members
 from unbroken_core.coordinator.state.phases import AnyPhase, Forming
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.coordinator.state.pod_clock import PodClock
-from unbroken_core.messages import GonePod, PodObservation, Policy, RendezvousMessage
+from unbroken_core.messages import GonePod, PodObservation, Policy, RendezvousMessage, Repair
 from unbroken_core.ranks.rules import Rules
 from unbroken_core.ranks.worlds import Worker
 from unbroken_core.reasons import Reason
@@ -111,6 +111,20 @@ class PreviousWorld:
         return timeouts.heartbeat_s if self.is_lone else timeouts.isolation_limit_s
 
 
+class Inherited(NamedTuple):
+    """A recovery that another coordinator led, which it may not have lived to count."""
+
+    term: int
+    """That coordinator's."""
+    repair: Repair
+    planned_s: float
+    """When its plan was in force, as far as the pods say."""
+    iteration: int
+    """That of the plan."""
+    has_run: bool = False
+    """Whether all ranks were seen in it."""
+
+
 class JobState:
     """State of one job; see above."""
 
@@ -130,6 +144,12 @@ class JobState:
         self.budgets = Budgets(settings.rungs)
         self.history = History()
         self.progress = Progress()
+        self.repair: Repair | None = None
+        """What plans say of the recovery that they end."""
+        self.inherited: Inherited | None = None
+        """Until it is known whether it was counted."""
+        self.counted: tuple[int, int] | None = None
+        """The newest recovery of an earlier coordinator that was, as the operator says; None: not known."""
         self.gone_before: tuple[tuple[GonePod, float], ...] = ()
         """Pods of the world before this coordinator that have gone, as the operator says, and when."""
         self.refused: dict[tuple[str, str], str] = {}

@@ -6,6 +6,8 @@ level:  burst ──spend──> lower, below 0 at most by one purchase ──pe
 from dataclasses import dataclass
 from enum import Enum
 
+from unbroken_operator.decisions.limits.batches import MAX_NEW_PODS
+
 
 @dataclass(frozen=True)
 class Allowance:
@@ -37,6 +39,8 @@ class Budget(str, Enum):
 ROUNDING = 1e-6
 POLLS = Allowance(burst=10, per_s=1.0)
 """Requests for the status of one job's rendezvous: the few changes of a recovery at once, then one a second."""
+MAX_POD_BURST, MAX_PODS_PER_S = 16_384, 200.0
+"""However large a job says that it is: saying so costs nothing. A job of 4,096 pods has all that its size allows."""
 PLANS = Allowance(burst=60, per_s=5.0)
 """Plans for one job. Whoever may change its pods can cause as many changes as the API server takes."""
 
@@ -67,12 +71,13 @@ def allowances(num_pods: int) -> dict[Budget, Allowance]:
     """Return what a job of so many pods may cost.
 
     All its pods may be made, made anew after a change of the template, and lost, in one go and with room to spare; then
-    a twentieth of them each second. No sound job has more news than the others allow.
+    a twentieth of them each second, as far as one job may use up the API server. No sound job has more news than the
+    others allow: each batch of new pods reserves its ordinals in the status.
     """
-    pods = Allowance(burst=20 + 4 * num_pods, per_s=max(0.2, num_pods / 20))
+    pods = Allowance(burst=min(20 + 4 * num_pods, MAX_POD_BURST), per_s=min(max(0.2, num_pods / 20), MAX_PODS_PER_S))
     return {
         Budget.EVENTS: Allowance(burst=50, per_s=0.2),
-        Budget.STATUS_WRITES: Allowance(burst=50, per_s=0.5),
+        Budget.STATUS_WRITES: Allowance(burst=50 + 4 * num_pods // MAX_NEW_PODS, per_s=0.5),
         Budget.POD_CREATIONS: pods,
         Budget.POD_DELETIONS: pods,
     }

@@ -10,6 +10,8 @@ class OperatorRefusal(str, Enum):
     """A report of the rendezvous that is too large, or out of bounds."""
     RESERVED_KEYS = "reserved-keys"
     """A template with keys that are the operator's own."""
+    POD = "pod"
+    """A pod that somebody made, with labels or annotations longer than any of ours: they are left out."""
     IMAGE = "image"
     """A rendezvous image that is not among those that the operator allows."""
     SPEC = "spec"

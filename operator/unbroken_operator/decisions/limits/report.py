@@ -11,7 +11,7 @@ import dataclasses
 import datetime
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,8 @@ class ReportLimits:
 
     pods: int
     ranks_per_pod: int
+    known: frozenset[str] | None = None
+    """Uids of the job's pods that exist; None: of whatever pods, all is kept."""
 
     @property
     def bytes(self) -> int:
@@ -68,11 +70,17 @@ def wanted_pods(spec: Any) -> int:
     return _count(fields.get("replicas"), 1, MAX_PODS) + num_spares
 
 
-def report_limits(spec: Any, num_pods: int) -> ReportLimits:
-    """Return the limits of a job; `num_pods` is the most that it had lately."""
+def report_limits(
+    spec: Any, num_pods: int, num_ordinals: int = MAX_PODS, known: frozenset[str] | None = None
+) -> ReportLimits:
+    """Return the limits of a job. `num_pods` is the most that it had lately; `num_ordinals` of them were ever made.
+
+    What a spec asks for counts only as far as it was made: to ask for 65,536 pods costs nothing.
+    """
     fields = spec if isinstance(spec, dict) else {}
-    most = min(max(wanted_pods(spec), num_pods), MAX_PODS)
-    return ReportLimits(2 * most + SPARE_PODS, max(1, _count(fields.get("ranksPerPod"), 1, MAX_RANKS_PER_POD)))
+    most = min(max(min(wanted_pods(spec), num_ordinals), num_pods), MAX_PODS)
+    ranks = max(1, _count(fields.get("ranksPerPod"), 1, MAX_RANKS_PER_POD))
+    return ReportLimits(2 * most + SPARE_PODS, ranks, known)
 
 
 def read_report(body: bytes, limits: ReportLimits) -> JobStatus:
@@ -91,7 +99,7 @@ def read_report(body: bytes, limits: ReportLimits) -> JobStatus:
         raise WireError(str(error)[: 4 * MAX_SHOWN]) from None
     for violation in _violations(status, limits):
         raise WireError(f"report{violation}")
-    return _cut(status)
+    return _cut(dataclasses.replace(status, pods=tuple(_kept_pods(status.pods, limits.known))))
 
 
 def _count(value: Any, default: int, limit: int) -> int:
@@ -265,6 +273,24 @@ def _is_time(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _kept_pods(pods: Iterable[PodStatus], known: frozenset[str] | None) -> Iterator[PodStatus]:
+    """Yield what is worth keeping: an entry of each pod that exists, and of others as many as may have come or gone.
+
+    A report is held until the next one, and takes ten times its length.
+    """
+    if known is None:
+        yield from pods
+        return
+    missing, num_left = set(known), 2 * len(known) + SPARE_PODS
+    for pod in pods:
+        if pod.uid in missing:
+            missing.discard(pod.uid)
+            yield pod
+        elif num_left > 0:
+            num_left -= 1
+            yield pod
 
 
 def _cut(status: JobStatus) -> JobStatus:

@@ -15,8 +15,8 @@ a recovery wait."""
 _CLASS = ("cpu", "memory")
 
 
-def sidecar_resources(spec: Spec, options: OperatorOptions) -> Manifest:
-    """Return the part of a container with its resources; empty without any.
+def sidecar_resources(spec: Spec, options: OperatorOptions, pod: Manifest) -> Manifest:
+    """Return the part of a container with its resources; empty without any. `pod` is the template's spec as it is.
 
     A pod is Guaranteed while each of its containers has limits for CPU and memory and requests as much. So ours have
     them where all of the template's have. Where all of those have a limit, ours get one, too: a ResourceQuota on limits
@@ -24,17 +24,17 @@ def sidecar_resources(spec: Spec, options: OperatorOptions) -> Manifest:
     """
     if spec.sidecar.resources is not None:
         return _given(spec.sidecar.resources)
-    if _is_guaranteed(spec):
+    if _is_guaranteed(pod):
         return {"resources": {"requests": dict(GUARANTEED), "limits": dict(GUARANTEED)}}
-    return _limited(_default(options.sidecar_resources), spec)
+    return _limited(_default(options.sidecar_resources), pod)
 
 
-def agent_resources(spec: Spec, options: OperatorOptions) -> Manifest:
+def agent_resources(spec: Spec, options: OperatorOptions, pod: Manifest) -> Manifest:
     """Return that part of the agent's container: its keeper's pages count as its own, so their limit comes on top.
 
     Where there is neither a request nor a limit of memory, the pages alone are requested: the scheduler must know.
     """
-    made = sidecar_resources(spec, options)
+    made = sidecar_resources(spec, options, pod)
     if spec.memory is None:
         return made
     num_bytes = size_bytes(spec.memory.size_limit)
@@ -62,10 +62,10 @@ def _default(resources: Mapping[str, Any]) -> Manifest:
     return {"resources": {key: dict(value) for key, value in resources.items()}} if resources else {}
 
 
-def _limited(made: Manifest, spec: Spec) -> Manifest:
+def _limited(made: Manifest, pod: Manifest) -> Manifest:
     given = made.get("resources", {})
     requests = given.get("requests", {})
-    limits = {kind: _limit(kind, requests.get(kind)) for kind in _CLASS if _is_limited(spec, kind)}
+    limits = {kind: _limit(kind, requests.get(kind)) for kind in _CLASS if _is_limited(pod, kind)}
     return {"resources": {**given, "limits": limits | given.get("limits", {})}} if limits else made
 
 
@@ -75,13 +75,11 @@ def _limit(kind: str, request: Any) -> Any:
     return request if is_more else GUARANTEED[kind]
 
 
-def _is_limited(spec: Spec, kind: str) -> bool:
-    pod = spec.template.spec.model_dump(by_alias=True, exclude_none=True, mode="json")
+def _is_limited(pod: Manifest, kind: str) -> bool:
     return all(kind in ((one.get("resources") or {}).get("limits") or {}) for one in _containers(pod))
 
 
-def _is_guaranteed(spec: Spec) -> bool:
-    pod = spec.template.spec.model_dump(by_alias=True, exclude_none=True, mode="json")
+def _is_guaranteed(pod: Manifest) -> bool:
     return all(map(_has_what_it_may_use, _containers(pod)))
 
 

@@ -7,6 +7,7 @@ environment and mounts. An agent, an install container and four volumes are adde
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -43,6 +44,23 @@ _LAST_S = 2.0
 """What is left of it for the launcher's own end."""
 
 
+@dataclass(frozen=True)
+class DumpedTemplate:
+    """The user's template as JSON objects, which the pods that are made of it share: nobody changes them."""
+
+    body: Manifest
+    digest: str
+    size: int
+    """Characters of what pods are made from."""
+
+
+def dumped_template(spec: Spec) -> DumpedTemplate:
+    """Return the template for all pods of one plan: to dump it for each of them took most of the plan's time."""
+    body = spec.template.model_dump(by_alias=True, exclude_none=True, mode="json")
+    text = _made_from(spec, body)
+    return DumpedTemplate(body, _digest_of(text), len(text))
+
+
 def training_pod(
     spec: Spec,
     settings: JobSettings,
@@ -52,22 +70,23 @@ def training_pod(
     *,
     preferences: Sequence[Preference] = (),
     avoided_nodes: AvoidedNodes = NO_AVOIDED_NODES,
+    dumped: DumpedTemplate | None = None,
 ) -> Manifest:
     """Return the nth training pod of the job; `preferences` say where a spare is missed."""
-    template = spec.template.model_dump(by_alias=True, exclude_none=True, mode="json")
-    digest = digest_of(spec, template)
-    pod = template["spec"]
+    dumped = dumped or dumped_template(spec)
+    template, pod = dumped.body, dumped.body["spec"]
     drain_s = _drain_s(settings, pod.get("terminationGracePeriodSeconds", _DEFAULT_GRACE_S))
     affinity = with_affinity(pod.get("affinity") or {}, spec, settings.job, role, preferences)
     containers = [_with_launcher(pod["containers"][0], spec, settings, drain_s), *pod["containers"][1:]]
     image = spec.sidecar.image or options.sidecar_image
-    init_containers = [_install_container(spec, image) | sidecar_resources(spec, options)]
-    agent = _agent_container(spec, settings, image, options.encrypts) | agent_resources(spec, options)
+    init_containers = [_install_container(spec, image) | sidecar_resources(spec, options, pod)]
+    agent = _agent_container(spec, settings, image, options.encrypts) | agent_resources(spec, options, pod)
     if _is_native(spec.sidecar.mode, options):
         init_containers.append({**agent, "restartPolicy": "Always"})
     else:
         containers.append(agent)
-    pod |= {
+    pod = {
+        **pod,
         "restartPolicy": "Never",
         "automountServiceAccountToken": pod.get("automountServiceAccountToken", False),
         "containers": containers,
@@ -76,7 +95,7 @@ def training_pod(
         "affinity": away_from(affinity, avoided_nodes),
     }
     metadata = _metadata(template, settings, ordinal, role)
-    metadata["annotations"] |= {layout.TEMPLATE_ANNOTATION: digest}
+    metadata["annotations"] |= {layout.TEMPLATE_ANNOTATION: dumped.digest}
     if avoided_nodes.forbidden:
         metadata["annotations"] |= {layout.AVOIDS_ANNOTATION: ",".join(avoided_nodes.forbidden)}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
@@ -281,11 +300,11 @@ def _token_volume(settings: JobSettings, ordinal: int, authority: list[str]) -> 
 
 def template_digest(spec: Spec) -> str:
     """Return a short name of what training pods are made from; settings that the rendezvous sends them are left out."""
-    return digest_of(spec, spec.template.model_dump(by_alias=True, exclude_none=True, mode="json"))
+    return dumped_template(spec).digest
 
 
-def digest_of(spec: Spec, template: Any) -> str:
-    """Return the same where the template is dumped already."""
+def _made_from(spec: Spec, template: Any) -> str:
+    """Return what training pods are made from as text."""
     # Without defaults: other defaults in another release of the operator are no change by the user.
     others = [part and part.model_dump(exclude_defaults=True, mode="json") for part in (spec.sidecar, spec.logs)]
     parts = [template, *others]
@@ -298,4 +317,8 @@ def digest_of(spec: Spec, template: Any) -> str:
     if watch != ["1"]:
         # What is done about findings the rendezvous is told; pods differ only in what they look at.
         parts.append(watch)
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    return json.dumps(parts, sort_keys=True)
+
+
+def _digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

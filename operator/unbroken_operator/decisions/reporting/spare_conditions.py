@@ -23,10 +23,12 @@ def spares_exhausted(verdict: ValidSpec, assessment: Assessment) -> Finding:
     )
     is_exhausted = wanted > 0 and ready == 0
     message = f"{counted(ready, 'spare pod is', 'spare pods are')} ready, {wanted} wanted"
+    starting = sum(_is_starting(pod, assessment.members.get(pod.uid)) for pod in assessment.alive)
+    if starting and ready < wanted:
+        message += f", {counted(starting, 'pod is', 'pods are')} starting"
     if is_exhausted:
-        message += (
-            "; the next lost pod costs ranks or waits until a new pod is up. More spares or free nodes would help"
-        )
+        message += "; the next lost pod costs ranks or waits until a new pod is up"
+        message += "" if starting else ". More spares or free nodes would help"
     reason = Reason.SPARES_EXHAUSTED if is_exhausted else Reason.SPARES_READY
     return Finding(ConditionType.SPARES_EXHAUSTED, is_exhausted, reason, message)
 
@@ -63,6 +65,11 @@ def _bare_text(settings: JobSettings, bare: Sequence[Unserved]) -> str:
     if settings.spares < most:
         return f"{seen}. Raise spares.count from {settings.spares} to {most}: one for each domain with active pods"
     return f"{seen}. Free or add a node there, then delete a spare pod elsewhere: the next one is made there"
+
+
+def _is_starting(pod: PodView, member: PodStatus | None) -> bool:
+    """Whether a pod has a node, or is about to get one, and its workers are not ready yet."""
+    return pod.problem is None and (member is None or (not member.ranks and not _is_ready(member)))
 
 
 def _is_unschedulable(pod: PodView) -> bool:

@@ -17,7 +17,7 @@ from unbroken_operator.decisions.reporting.fitting import fitted
 from unbroken_operator.decisions.reporting.silence import has_run, is_taken_over, is_unknown
 from unbroken_operator.decisions.snapshot import Snapshot
 from unbroken_operator.decisions.suspects import next_suspects, pardoned
-from unbroken_operator.decisions.time_spent import is_old, time_of
+from unbroken_operator.decisions.time_spent import is_old, knows_earlier, time_of
 
 _STATES = {
     JobPhase.FORMING: JobStateWord.FORMING,
@@ -167,7 +167,8 @@ def _mirrored(snapshot: Snapshot, report: JobStatus) -> dict[str, Any]:
         },
         "rendezvous": {"podUid": pod_uid, "term": report.term, "earlier": earlier},
     }
-    if report.ettr is not None:
+    # Of its own time alone a new rendezvous would say 1: it stays at what was known of the whole job.
+    if report.ettr is not None and knows_earlier(snapshot, report):
         result["ettr"] = round(report.ettr, 4)
     time = time_of(snapshot, report)
     if time is not None:
@@ -233,7 +234,10 @@ def _record(recovery: Recovery, term: int) -> dict[str, Any]:
 
 
 def _history(stored: Any, report: JobStatus) -> list[dict[str, Any]]:
-    records = {(item["term"], item["number"]): dict(item) for item in stored}
+    # What a rendezvous did not live to finish, the next one has finished and tells: no recovery lasts for ever.
+    is_over = report.phase is JobPhase.RUNNING
+    kept = (item for item in stored if item.get("endedAt") or item["term"] == report.term or not is_over)
+    records = {(item["term"], item["number"]): dict(item) for item in kept}
     # Without its beginning a recovery has no place in the list: only a rendezvous that is not ours sends such.
     told = (item for item in report.recoveries if item.started_at)
     records |= {(report.term, item.number): _record(item, report.term) for item in told}

@@ -34,6 +34,13 @@ def refuse_a_group() -> None:
 
     if not dist.is_available():
         raise ValueError("this torch was built without torch.distributed")
+    if dist.is_initialized() and _last_release:
+        # The group is that of the first call's function, or what the script made after it: it is not the mistake.
+        raise ValueError(
+            "wrapped function: this is the second call in this process, and a process group is open. Call both from "
+            "inside one wrapped function; a script that no `unbroken run` or operator started may call "
+            "torch.distributed.destroy_process_group() before the second call instead"
+        )
     if dist.is_initialized():
         raise ValueError(
             "torch.distributed is already initialised when the wrapped function is called; "

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from unbroken_core.coordinator.events import Observed
+from unbroken_core.coordinator.events import Observed, Send
 from unbroken_core.messages import EarlierRun, Fault, GonePod, Observation, Plan, PodObservation, RankPlan, WorkerState
-from unbroken_core.reasons import Cause, JobPhase, Phase, RankReason, Role
+from unbroken_core.reasons import Cause, JobPhase, Phase, RankReason, Role, WorkerPhase
 
-from .test_coordinator import GONE, READY, RUNNING, STOPPING, Bench
+from .test_coordinator import GONE, READY, RUNNING, STARTING, STOPPING, Bench
 
 RANKS: dict[str, tuple[int | None, int | None]] = {"p0": (0, 1), "p1": (2, 3), "p2": (None, None)}
 
@@ -201,3 +201,84 @@ def test_a_world_of_which_nobody_knows_anything_was_lost_before_the_wait_for_it(
     bench = successor({"p2": Bench().workers(READY)}, {}, {})
     bench.live(31)
     assert bench.status().recoveries[0].started_at == "t300"
+
+
+def cut_and_lost() -> dict[str, Plan]:
+    """Return the plans of iteration 1 by pod: rank 2 was killed, and the rendezvous lost right after its plans."""
+    bench = Bench()
+    for pod in ("p0", "p1", "p2"):
+        bench.join(pod)
+    bench.tick(bench.settings.timeouts.last_call_s)
+    bench.all_are(RUNNING, 0, "p0", "p1")
+    bench.tick(5.0)
+    bench.worker("p1", 0, GONE, Fault(Cause.PROCESS_SIGNAL, 0, "killed by signal 9", detect_s=0.5))
+    actions = bench.all_are(READY, 0, "p0")
+    found = [(action.session, action.message) for action in actions if isinstance(action, Send)]
+    plans = {session.partition("#")[0]: message for session, message in found if isinstance(message, Plan)}
+    assert {plan.iteration for plan in plans.values()} == {1}
+    assert bench.status().phase is JobPhase.PLANNED
+    return plans
+
+
+def counting(bench: Bench, counted: tuple[int, int] | None) -> None:
+    pods = {f"uid-{pod}": PodObservation(pod, f"node-{pod}", ()) for pod in RANKS}
+    bench.step(Observed(Observation(pods, is_accounted=True, counted=counted)))
+
+
+def after(plans: Mapping[str, Plan], phase: WorkerPhase, counted: tuple[int, int] | None) -> Bench:
+    """Return the next rendezvous, when the pods have come; `counted`: what the operator says before."""
+    bench = Bench()
+    bench.tick(300.0)
+    counting(bench, counted)
+    for pod, plan in plans.items():
+        is_active = plan.ranks[0].rank is not None
+        bench.states[pod] = bench.workers(phase if is_active else STARTING, 1 if phase is RUNNING else 0)
+        bench.join(pod, term=plan.term, plan=plan, entered_ago_s=4.0 if phase is RUNNING and is_active else 0.0)
+    return bench
+
+
+@pytest.mark.parametrize("is_told_first", [True, False], ids=["told before they come", "told when it runs"])
+def test_a_recovery_counts_whose_rendezvous_was_lost_right_after_its_plan(is_told_first: bool) -> None:
+    bench = after(cut_and_lost(), RUNNING, (0, 0) if is_told_first else None)
+    assert bench.status().phase is JobPhase.RUNNING
+    assert bool(bench.status().recoveries) is is_told_first
+    for _time in range(2):
+        counting(bench, (0, 0))
+    status = bench.status()
+    (recovery,) = status.recoveries
+    assert (recovery.cause, recovery.pod, recovery.rank) == (Cause.PROCESS_SIGNAL, "p1", 2)
+    assert (recovery.iteration_before, recovery.iteration_after, bool(recovery.ended_at)) == (0, 1, True)
+    assert (recovery.detail, recovery.phase_s[Phase.DETECT.value]) == ("killed by signal 9", 0.5)
+    assert status.restarts_by_cause == {"process-signal": 1}
+    assert sum(status.restarts_by_rung.values()) == 1
+
+
+@pytest.mark.parametrize("is_told_first", [True, False], ids=["told before they come", "told when it runs"])
+def test_a_recovery_that_ends_in_a_later_iteration_counts_once(is_told_first: bool) -> None:
+    bench = after(cut_and_lost(), READY, (0, 0) if is_told_first else None)
+    assert bench.status().phase is JobPhase.PLANNED
+    bench.all_are(RUNNING, 2, *(pod.pod for pod in bench.status().pods if pod.ranks))
+    counting(bench, (0, 0))
+    status = bench.status()
+    assert (status.phase, sum(status.restarts_by_cause.values())) == (JobPhase.RUNNING, 1)
+    if is_told_first:
+        assert status.restarts_by_cause == {"process-signal": 1}
+
+
+@pytest.mark.parametrize(
+    ("counted", "is_forged"),
+    [
+        pytest.param((1, 1), False, id="its rendezvous has counted it"),
+        pytest.param((1, 7), False, id="and later ones"),
+        pytest.param(None, False, id="an operator of an earlier release does not say"),
+        pytest.param((0, 0), True, id="half of the pods alone tell of it"),
+    ],
+)
+def test_no_recovery_counts_twice_or_by_the_word_of_one_pod(counted: tuple[int, int] | None, is_forged: bool) -> None:
+    plans = cut_and_lost()
+    if is_forged:
+        plans["p0"] = replace(plans["p0"], repair=None)
+    bench = after(plans, RUNNING, counted)
+    counting(bench, counted)
+    status = bench.status()
+    assert (status.phase, status.recoveries, status.restarts_by_rung) == (JobPhase.RUNNING, (), {})

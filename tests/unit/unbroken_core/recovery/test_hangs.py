@@ -258,3 +258,15 @@ def test_who_could_not_be_interrupted_is_no_culprit_for_that(verdict: FaultRecor
     found = incident(HANG, stuck)
     found.name(verdict)
     assert found.culprit.pod_uid == named
+
+
+@pytest.mark.parametrize("cause", [Cause.SOFT_TIMEOUT, Cause.HARD_TIMEOUT])
+def test_a_move_to_a_new_template_that_a_hang_cut_short_does_not_hide_the_hang(cause: Cause) -> None:
+    leaving = FaultRecord(Cause.POD_LEAVING, "old", None, 100.0, detail="it was made from an earlier template")
+    found = incident(HANG, leaving, replace(HANG, cause=cause))
+    assert found.culprit.cause is cause
+    verdict = replace(HANG, detail="rank 0 hung for 62 s in its own code")
+    found.name(verdict)
+    assert (found.culprit.cause, found.culprit.rank) == (cause, 0)
+    assert "hung for 62 s in its own code" in found.culprit.detail
+    assert incident(leaving, replace(leaving, cause=Cause.EXCEPTION)).culprit == leaving, "a consequence of the move"
