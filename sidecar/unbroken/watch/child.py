@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 MAX_OUTPUT_BYTES = 4096
 _LOOK_S = 0.04
@@ -135,7 +134,8 @@ def _begun(since: int) -> list[int]:
     """Return what began then or later. Reading another's environment waits for its memory's lock, which a rank holds
     while it hangs in a driver: so older processes are left alone."""
     try:
-        pids = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
+        with os.scandir("/proc") as found:
+            pids = [int(each.name) for each in found if each.name.isdigit()]
     except OSError:
         return []
     return [pid for pid in pids if _start(pid) >= since]
@@ -144,8 +144,7 @@ def _begun(since: int) -> list[int]:
 def _start(pid: int) -> int:
     """Return when it began; -1 once it is gone."""
     try:
-        with Path(f"/proc/{pid}/stat").open("rb", buffering=0) as file:
-            return int(file.read(4096).rpartition(b")")[2].split()[_START])
+        return int(_read(f"/proc/{pid}/stat", 4096).rpartition(b")")[2].split()[_START])
     except (OSError, IndexError, ValueError):
         return -1
 
@@ -172,10 +171,17 @@ def _kill_if_marked(pid: int, mark: bytes) -> bool:
 def _is_marked(pid: int, mark: bytes) -> bool:
     """Return whether it has this mark; False once it has ended, and for another user's."""
     try:
-        with Path(f"/proc/{pid}/environ").open("rb", buffering=0) as file:
-            return mark in file.read(_MAX_ENVIRON_BYTES)
+        return mark in _read(f"/proc/{pid}/environ", _MAX_ENVIRON_BYTES)
     except OSError:
         return False
+
+
+def _read(path: str, num_bytes: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, num_bytes)
+    finally:
+        os.close(descriptor)
 
 
 def _text(output: bytes) -> str:
