@@ -36,7 +36,7 @@ from unbroken.agent.decisions.events import (
 )
 from unbroken.agent.decisions.member import PodMember
 from unbroken.network.authority import AuthorityFile
-from unbroken.network.exposition import serve_exposition
+from unbroken.network.exposition import serve_exposition_when_possible
 from unbroken.network.refusals import Refusals
 from unbroken.tasks import Tasks
 from unbroken_core.conventions.tls import server_name
@@ -110,20 +110,9 @@ class Agent:
         self._loop.add_signal_handler(signal.SIGTERM, self._emit, Terminated())
         self._loop.add_signal_handler(signal.SIGINT, self._emit, Terminated())
         await self._local.start()
-        exposition = None
-        if self._config.metrics_listen is not None:
-            # A quarter of the start time; nothing scrapes in the first second.
-            from unbroken.agent.adapters.metrics import make_metrics  # noqa: PLC0415 - after the socket is up
-
-            refusals = Refusals()
-            write = make_metrics(
-                self._member,
-                lambda: self._local.num_refused + sum(refusals.counts.values()),
-                lambda: self._uplink.num_unauthorized,
-                lambda: None if self._keeper is None else self._keeper.counted,
-            )
-            exposition = await serve_exposition(*self._config.metrics_listen, write, refusals)
         tasks = Tasks(self._on_failure)
+        if self._config.metrics_listen is not None:
+            tasks.start("metrics", self._serve_metrics(*self._config.metrics_listen))
         tasks.start("link to the rendezvous", self._join())
         tasks.start("watch on the stamps", self._watch_page())
         tasks.start("watch on the socket", self._local.watch())
@@ -138,11 +127,22 @@ class Agent:
         finally:
             await tasks.stop()
             await self._local.stop()
-            if exposition is not None:
-                await exposition.cleanup()
             self._deaths.close()
             self._page.close()
             self._memory_file.close()
+
+    async def _serve_metrics(self, host: str, port: int) -> None:
+        # A quarter of the start time; nothing scrapes in the first second.
+        from unbroken.agent.adapters.metrics import make_metrics  # noqa: PLC0415 - after the socket is up
+
+        refusals = Refusals()
+        write = make_metrics(
+            self._member,
+            lambda: self._local.num_refused + sum(refusals.counts.values()),
+            lambda: self._uplink.num_unauthorized,
+            lambda: None if self._keeper is None else self._keeper.counted,
+        )
+        await serve_exposition_when_possible(host, port, write, refusals)
 
     def _make_keeper(self, memory: MemoryConfig, view: "KeeperView") -> "KeeperProcess":
         from unbroken.agent.adapters.keeper_process import KeeperProcess  # noqa: PLC0415 - only in jobs with memory

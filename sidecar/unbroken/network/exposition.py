@@ -1,6 +1,7 @@
 """`/healthz` and `/metrics`, on a port of their own and without a token: all may ask, at a bounded cost."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import Awaitable, Callable
 
@@ -12,7 +13,11 @@ from unbroken.network.refusals import Refusals
 from unbroken_core.conventions.printable import printable_lines
 from unbroken_core.errors import InputError
 
+logger = logging.getLogger(__name__)
+
 _SHUTDOWN_S = 1.0
+_FIRST_RETRY_S = 1.0
+_LAST_RETRY_S = 60.0
 _MIN_AGE_S = 0.1
 _COST_RATIO = 0.05
 """Share of the time that scrapes may take, however many ask."""
@@ -51,6 +56,28 @@ async def serve_exposition(
         why = getattr(error, "strerror", None) or error
         raise InputError(f"UNBROKEN_METRICS_LISTEN: cannot listen on {host}:{port}: {why}") from error
     return await serve_exposition_on(listener, write, refusals)
+
+
+async def serve_exposition_when_possible(
+    host: str, port: int, write: Callable[[], Awaitable[bytes]], refusals: Refusals
+) -> None:
+    """Serve until cancelled. While another process has the port, say so once and try again ever more seldom."""
+    retry_s = _FIRST_RETRY_S
+    while True:
+        try:
+            runner = await serve_exposition(host, port, write, refusals)
+            break
+        except InputError as error:
+            if retry_s == _FIRST_RETRY_S:
+                logger.warning("metrics are not served until this is possible, all else goes on: %s", error)
+        await asyncio.sleep(retry_s)
+        retry_s = min(2 * retry_s, _LAST_RETRY_S)
+    if retry_s != _FIRST_RETRY_S:
+        logger.info("metrics are served now: listen=%s:%d", host, port)
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        await runner.cleanup()
 
 
 async def serve_exposition_on(

@@ -1,6 +1,11 @@
-"""A child that may hang: its answer is bounded, its time as well, and one that cannot be killed is left alone."""
+"""A child that may hang: its answer is bounded, its time as well, and one that cannot be killed is left alone.
+
+What it started ends with it: its group, and whatever bears the mark of this run in its environment. Only a process that
+leaves the group and clears its environment stays.
+"""
 
 import os
+import secrets
 import select
 import signal
 import time
@@ -9,6 +14,12 @@ from dataclasses import dataclass
 
 MAX_OUTPUT_BYTES = 4096
 _LOOK_S = 0.04
+_MARK = "UNBROKEN_PROBE_RUN"
+_MAX_ENVIRON_BYTES = 2 << 20
+_START = 19
+"""Of the fields of /proc/<pid>/stat after the name: when it began, in ticks since the machine did."""
+_ROUNDS = 10
+"""What forks while it is looked for is found in the next one."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +44,13 @@ class CommandRunner:
         if self._stuck is not None and not self._reap(self._stuck):
             return CommandResult(None, "", 0.0)
         self._stuck = None
+        mark = secrets.token_hex(8)
         reader, writer = os.pipe2(os.O_CLOEXEC)
         try:
             pid = os.posix_spawnp(
                 command[0],
                 list(command),
-                dict(environment),
+                {**environment, _MARK: mark},
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_DUP2, writer, 1),
@@ -51,10 +63,12 @@ class CommandRunner:
             raise
         finally:
             os.close(writer)
+        start = _start(pid)
         try:
             return self._follow(pid, reader, time.monotonic() + timeout_s)
         finally:
             os.close(reader)
+            _kill_marked(f"{_MARK}={mark}".encode(), start)
 
     def _follow(self, pid: int, reader: int, until_s: float) -> CommandResult:
         output = b""
@@ -107,6 +121,67 @@ def _kill(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return
+
+
+def _kill_marked(mark: bytes, since: int) -> None:
+    """Kill what bears this mark; it may have left its group and its session."""
+    for _ in range(_ROUNDS):
+        if not [pid for pid in _begun(since) if _kill_if_marked(pid, mark)]:
+            return
+
+
+def _begun(since: int) -> list[int]:
+    """Return what began then or later. Reading another's environment waits for its memory's lock, which a rank holds
+    while it hangs in a driver: so older processes are left alone."""
+    try:
+        with os.scandir("/proc") as found:
+            pids = [int(each.name) for each in found if each.name.isdigit()]
+    except OSError:
+        return []
+    return [pid for pid in pids if _start(pid) >= since]
+
+
+def _start(pid: int) -> int:
+    """Return when it began; -1 once it is gone."""
+    try:
+        return int(_read(f"/proc/{pid}/stat", 4096).rpartition(b")")[2].split()[_START])
+    except (OSError, IndexError, ValueError):
+        return -1
+
+
+def _kill_if_marked(pid: int, mark: bytes) -> bool:
+    if not _is_marked(pid, mark):
+        return False
+    try:
+        # A handle, so that another process that has got the number meanwhile is not taken for it.
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if not _is_marked(pid, mark):
+            return False
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def _is_marked(pid: int, mark: bytes) -> bool:
+    """Return whether it has this mark; False once it has ended, and for another user's."""
+    try:
+        return mark in _read(f"/proc/{pid}/environ", _MAX_ENVIRON_BYTES)
+    except OSError:
+        return False
+
+
+def _read(path: str, num_bytes: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, num_bytes)
+    finally:
+        os.close(descriptor)
 
 
 def _text(output: bytes) -> str:

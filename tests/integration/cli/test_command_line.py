@@ -81,7 +81,7 @@ def test_commands_tell_what_the_operator_wrote_of_a_recovery(kubeconfig: Path, t
     async def scenario() -> None:
         async with tools.bench(kubeconfig, tmp_path) as made:
             await made.apply("digits", replicas=2, spares={"count": 1})
-            with tools.operator(made):
+            with tools.operator(made, "--namespace", made.namespace, "--lease", f"{made.namespace}/operator"):
                 await made.wait_for_pods("digits-0", "digits-1", "digits-2")
                 rendezvous = await made.rendezvous("digits")
                 async with rendezvous.serving() as address:

@@ -254,6 +254,7 @@ def test_deletion_sends_sigterm_and_kills_whatever_is_left_after_the_grace(space
     space.run("p", polite, rude)
     pids = [int(space.wait_file(name)) for name in ("rude", "child")]
     space.wait_file("up")
+    space.wait_ready("p")  # What runs before its node knows that it does is killed without a word.
     space.bench.delete(f"{space.pods}/p")
     assert space.wait_file("polite") == "asked"
     assert [is_alive(pid) for pid in pids] == [True, True]
@@ -277,6 +278,7 @@ def test_pre_stop_runs_before_sigterm(space: Space) -> None:
     )
     space.run("p", main)
     space.wait_file("up")
+    space.wait_ready("p")  # What runs before its node knows that it does is killed without a word.
     space.bench.delete(f"{space.pods}/p")
     space.wait_gone("p")
     assert space.read("order").split() == ["hook", "term"]
@@ -410,6 +412,7 @@ def test_a_deleted_pod_ends_its_sidecar_after_its_main_container(sidecar_space: 
     # The main container may be ahead of the one that was started before it.
     for name in ("side", "main"):
         space.wait_file(name)
+    space.wait_ready("p")
     space.bench.delete(f"{space.pods}/p")
     space.wait_gone("p")
     assert space.read("ends").split() == ["main", "side"]

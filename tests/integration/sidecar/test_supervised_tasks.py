@@ -10,19 +10,23 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from tests.answers import ask
 from tests.waiting import LIMIT_S, eventually
 
 from unbroken.agent.adapters.local_server import LocalServer
 from unbroken.agent.adapters.termination_message import TerminationMessage
 from unbroken.agent.adapters.uplink import Uplink
+from unbroken.agent.config import AgentConfig
 from unbroken.agent.decisions.events import Event, WorkerAttached
+from unbroken.agent.shell import Agent
+from unbroken.network import addresses, exposition
 from unbroken.standalone import host
 from unbroken.standalone.messages import StandaloneConfig
 from unbroken.standalone.worker_watch import WorkerWatch
 from unbroken_core import wire
 from unbroken_core.messages import PROTOCOL, Heartbeat
 from unbroken_core.pod.pod_messages import Attach, Shutdown
-from unbroken_core.settings import Timeouts
+from unbroken_core.settings import JobSettings, Timeouts
 
 
 def test_agent_that_cannot_write_a_message_connects_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -186,3 +190,69 @@ def test_what_ends_a_process_or_a_thread_is_logged_in_lines_that_do_nothing() ->
         "E unbroken.test: thread failed: name=reader error=ValueError",
         "C unbroken.test: process ended by ValueError",
     ], json.dumps(lines)
+
+
+def test_an_agent_whose_metrics_port_is_taken_goes_on_says_so_once_and_serves_them_when_it_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With hostNetwork any process of the node may have it. Seen before: the agent ended, and its pod with it."""
+    monkeypatch.setattr(exposition, "_FIRST_RETRY_S", 0.01)
+    attempts: list[int] = []
+
+    def listen(host: str, port: int) -> socket.socket:
+        attempts.append(port)
+        return addresses.listen(host, port)
+
+    monkeypatch.setattr(exposition, "listen", listen)
+
+    async def scenario(taken: socket.socket) -> None:
+        port = taken.getsockname()[1]
+        agent = Agent(_agent_config(tmp_path, ("127.0.0.1", port)))
+        running = asyncio.create_task(agent.run())
+
+        async def tried_often() -> bool:
+            return running.done() or len(attempts) > 2
+
+        async def is_served() -> bool:
+            return (await asyncio.to_thread(ask, f"http://127.0.0.1:{port}/metrics"))[0] == 200
+
+        try:
+            await eventually(tried_often, "a few attempts")
+            assert not running.done()
+            await _hang_up((await asyncio.open_unix_connection(str(tmp_path / "agent.sock")))[1])
+            taken.close()
+            await eventually(is_served, "metrics at the port that is free")
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        assert running.cancelled()
+
+    caplog.set_level("INFO", exposition.__name__)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        asyncio.run(scenario(taken))
+    refused, served = [record.getMessage() for record in caplog.records if record.name == exposition.__name__]
+    assert refused.startswith(
+        "metrics are not served until this is possible, all else goes on: UNBROKEN_METRICS_LISTEN: cannot listen on "
+        f"127.0.0.1:{port}: Address already in use"
+    )
+    assert served == f"metrics are served now: listen=127.0.0.1:{port}"
+
+
+def _agent_config(folder: Path, metrics_listen: tuple[str, int]) -> AgentConfig:
+    (folder / "token").write_text("0123456789abcdef")
+    return AgentConfig(
+        settings=JobSettings("digits"),
+        token_file=folder / "token",
+        # Nobody is there: the agent tries again.
+        rendezvous_url="http://127.0.0.1:1",
+        authority_file=None,
+        metrics_listen=metrics_listen,
+        pod="digits-0",
+        pod_uid="uid-0",
+        node="",
+        pod_ip="127.0.0.1",
+        domains=(),
+        directory=folder,
+        private_directory=folder,
+    )

@@ -1,12 +1,13 @@
 """The watch as a process of its own, on a driver's library compiled here and on files as /sys and /proc have them."""
 
+import functools
 import os
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -209,12 +210,33 @@ def verdict_of(board: Board) -> Verdict:
     return board.health().worst
 
 
+def are_gone(pids: Iterable[int]) -> bool:
+    return all(map(is_gone, pids))
+
+
 def test_a_child_that_hangs_is_killed_with_its_own_children_and_one_that_floods_is_cut() -> None:
     child = CommandRunner()
     flood = child.run(["sh", "-c", "yes flood | head -c 1000000; exit 3"], LIMIT_S, dict(os.environ))
     assert (flood.exit_code, len(flood.output)) == (3, 4096)
-    hung = child.run(["sh", "-c", "sleep 1000 & echo $!; wait"], 3.0, dict(os.environ))
+    hung = child.run(["sh", "-c", "sleep 1000 & echo $!; setsid sleep 1000 & echo $!; wait"], 3.0, dict(os.environ))
     assert hung.exit_code is None
-    wait_until(lambda: is_gone(int(hung.output)), "the end of the child's child")
+    wait_until(lambda: are_gone(map(int, hung.output.split())), "the end of the child's children")
     # Its grandchild keeps the pipe open, and nobody waits for that.
     assert child.run(["sh", "-c", "sleep 1000 & exit 1"], LIMIT_S, dict(os.environ)).exit_code == 1
+
+
+def test_nothing_of_a_child_that_has_ended_goes_on_in_a_session_of_its_own(tmp_path: Path) -> None:
+    """Seen before: each run of a probe that calls setsid left a process behind."""
+    child, file = CommandRunner(), tmp_path / "pids"
+    leaving = f"setsid sh -c 'sleep 1000 & echo $$ $! > {file}.new; mv {file}.new {file}; wait' &"
+    with subprocess.Popen(["sleep", "1000"]) as bystander:
+        try:
+            for ending, code in (("exit 0", 0), ("kill -9 $$", -9)):
+                script = f"{leaving} until [ -e {file} ]; do sleep 0.02; done; cat {file}; rm {file}; {ending}"
+                ended = child.run(["sh", "-c", script], LIMIT_S, dict(os.environ))
+                left = [int(number) for number in ended.output.split()]
+                assert (ended.exit_code, len(left)) == (code, 2)
+                wait_until(functools.partial(are_gone, left), "the end of what left the session")
+            assert bystander.poll() is None
+        finally:
+            bystander.kill()

@@ -206,6 +206,30 @@ def test_handler_says_what_it_was_made_with(nodes: Nodes, monkeypatch: pytest.Mo
     assert not node.use_agent_store
 
 
+def test_a_node_of_several_hosts_without_a_secret_tells_who_could_take_part_and_what_prevents_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with torch's own rendezvous they start: nobody can make a random secret for all of them."""
+    for name in ("UNBROKEN_TOKEN", "UNBROKEN_TOKEN_FILE", "UNBROKEN_SECRET"):
+        monkeypatch.delenv(name, raising=False)
+    told = []
+    for secret in ("", "a secret that all nodes have"):
+        monkeypatch.setenv("UNBROKEN_SECRET", secret)
+        # An address for documentation: nobody is asked before the first round.
+        node = get_rendezvous_handler(RendezvousParameters("unbroken", "192.0.2.1:4711", RUN_ID, 2, 2, start="never"))
+        assert isinstance(node, UnbrokenRendezvousHandler)
+        node._leave(Departure.GONE, "", 0.0)
+        told.append([record.getMessage() for record in caplog.records if record.name == handlers.__name__])
+        caplog.clear()
+    assert told == [
+        [
+            "anyone who reaches 192.0.2.1:4711 and knows the name of run run can take part: set UNBROKEN_SECRET to the "
+            "same random text on all nodes, or give --rdzv-conf token_file=FILE"
+        ],
+        [],
+    ]
+
+
 def test_workers_get_a_port_of_their_own_where_they_may_not_share_the_store(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ TEXT = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 PLACE = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 EXPECTED = {
     "somebody on the pods' network",
+    "somebody on the network of several hosts",
     "trainer code in one container",
     "holder of an agent's token",
     "tenant who may create jobs",

@@ -10,7 +10,7 @@ import pytest
 
 from unbroken import folders, inprocess
 from unbroken.inprocess.exception import NoAgentError
-from unbroken.inprocess.standalone import joining
+from unbroken.inprocess.standalone import hosting, joining
 from unbroken.inprocess.standalone.hosting import Hosting, timeouts_of
 from unbroken.inprocess.standalone.launched import Launched, is_open_to_strangers, read_launched
 from unbroken.standalone import root
@@ -264,6 +264,35 @@ def test_hosts_that_strangers_could_join_are_known(
 ) -> None:
     launched = replace(request().launched, master_host=master_host, is_one_host=is_one_host)
     assert is_open_to_strangers(launched, secret) is is_open
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_told"),
+    [
+        pytest.param({"RANK": "0"}, True, id="rank 0 tells"),
+        pytest.param({"RANK": "1"}, False, id="once, not by each rank"),
+        pytest.param({"RANK": "0", "UNBROKEN_SECRET": "s"}, False, id="with a secret"),
+        pytest.param({"RANK": "0", "LOCAL_WORLD_SIZE": "4"}, False, id="one host: its key is random"),
+    ],
+)
+def test_several_hosts_without_a_secret_are_told_once_who_could_join_and_what_prevents_it(
+    changes: dict[str, str], is_told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They share nothing before they meet: nobody can make a random secret for all of them."""
+    wanted = []
+
+    def leave(request: joining.JoinRequest) -> None:
+        wanted.append(request.secret)
+        raise TimeoutError
+
+    monkeypatch.setattr(hosting, "join", leave)
+    with pytest.raises(TimeoutError):
+        Hosting(inprocess.Wrapper().options, {**PLAIN, **changes})
+    assert wanted == [changes.get("UNBROKEN_SECRET", "")]
+    assert [record.getMessage() for record in caplog.records] == is_told * [
+        "anyone who reaches port 30002 of 10.1.2.3 and knows the numbers of this job can join it: set UNBROKEN_SECRET "
+        "to the same random text on all hosts, such as that of `openssl rand -hex 32`"
+    ]
 
 
 @pytest.mark.parametrize("is_one_host", [True, False])
