@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from unbroken_core.messages import JobStatus
+from unbroken_core.plurals import agreed
 
 JsonObject = Mapping[str, Any]
 NOWHERE = "(not known)"
@@ -85,7 +86,7 @@ def _rows(tree: DomainTree, places: Sequence[PodPlace], depth: int) -> Iterator[
     indent = "  " * depth
     if depth == len(tree.layers):
         for place in places:
-            ranks = "" if not place.ranks else f"  ranks {_ranges(place.ranks)}"
+            ranks = "" if not place.ranks else f"  {agreed(len(place.ranks), 'rank', 'ranks')} {_ranges(place.ranks)}"
             yield indent + place.pod, f"{place.role:<6}  {place.state:<8}  {place.node}{ranks}".rstrip()
         return
     for domain, inside in groupby(places, key=lambda place: place.domains[depth]):

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from unbroken_core.errors import UnbrokenError
+from unbroken_core.plurals import counted
 from unbroken_local.cluster import ClusterSettings, LocalCluster, open_cluster
 from unbroken_local.control import ControlServer
 from unbroken_local.detection import has_scheduler
@@ -112,7 +113,8 @@ async def _serve(
             raise UnbrokenError(
                 f"nodes: want all to be ready within {READY_LIMIT_S:g} s, got some that are not"
             ) from error
-        say(f"{len(serving.inventory.nodes)} nodes are ready after {time.monotonic() - began_s:.1f} s")
+        nodes = counted(len(serving.inventory.nodes), "node is", "nodes are")
+        say(f"{nodes} ready after {time.monotonic() - began_s:.1f} s")
         ready()
         await stop.wait()
         log.info("shutting down")

@@ -3,6 +3,7 @@
 from unbroken_core.coordinator.state.job import Cluster, JobState
 from unbroken_core.coordinator.state.phases import Forming
 from unbroken_core.messages import Observation
+from unbroken_core.plurals import agreed, counted
 
 
 def observe_cluster(job: JobState, observation: Observation, now_s: float) -> bool:
@@ -32,13 +33,14 @@ def run_pod_clock(job: JobState, now_s: float) -> None:
 
 def _text(job: JobState, num_stuck: int) -> str:
     """Return why the pod clock stands, for people."""
-    stuck = f", {num_stuck} of them cannot start their processes" if num_stuck else ""
+    stuck = f", {num_stuck} of them cannot start {agreed(num_stuck, 'its', 'their')} processes" if num_stuck else ""
     given_up, least = job.members.num_given_up, f"{job.rules.least_pods}"
     if given_up:
         stuck += f", {given_up} of their processes cannot start"
-        least += f" with {job.rules.least_ranks} ranks"
+        least += f" with {counted(job.rules.least_ranks, 'rank')}"
+    runs = f"{job.cluster.num_running} of {counted(job.settings.replicas, 'pod runs', 'pods run')}{stuck}"
     return (
-        f"{job.cluster.num_running} of {job.settings.replicas} pods run{stuck}, at least {least} are "
+        f"{runs}, at least {least} {agreed(job.rules.least_pods, 'is', 'are')} "
         "wanted; timeouts.startupSeconds does not count until the cluster has started them"
     )
 

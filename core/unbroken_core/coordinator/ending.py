@@ -31,7 +31,8 @@ def release_all(job: JobState, now_s: float) -> None:
     """Tell all workers that the training is over."""
     job.phase = Ending(now_s)
     ranks = f"{_all(job.world.size, 'rank')} {agreed(job.world.size, 'has', 'have')}"
-    job.report = StatusText(Reason.ENDING, f"{ranks} returned from the training function; waits for their processes")
+    processes = agreed(job.world.size, "its process", "their processes")
+    job.report = StatusText(Reason.ENDING, f"{ranks} returned from the training function; waits for {processes}")
     job.progress.end(now_s)
     job.broadcast(finish_message(job))
 

@@ -9,7 +9,7 @@ from unbroken_core.coordinator.ending import decide_unheard_end, was_ending
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.phases import Adoption, Forming
 from unbroken_core.messages import Plan
-from unbroken_core.plurals import agreed
+from unbroken_core.plurals import agreed, counted
 from unbroken_core.ranks.worlds import Shortage, Worker
 from unbroken_core.reasons import JobPhase, Reason, Rung
 from unbroken_core.recovery.ladder import shorten_names
@@ -74,7 +74,8 @@ def _decide_adoption(job: JobState, phase: Forming, adoption: Adoption, now_s: f
         return Adopt(newest.iteration, newest.world_size, places)
     num_awaited = _num_awaited(job, newest.world_size - len(places))
     adoption = replace(adoption, newest=(newest.iteration, newest.term), num_joins=0, num_awaited=num_awaited)
-    message = f"takes over iteration {newest.iteration}: {len(places)} of {newest.world_size} ranks have come back"
+    back = f"{len(places)} of {counted(newest.world_size, 'rank has', 'ranks have')} come back"
+    message = f"takes over iteration {newest.iteration}: {back}"
     return Wait(deadline_s, StatusText(Reason.WAITING_FOR_PODS, message), replace(phase, adoption=adoption))
 
 
@@ -161,7 +162,7 @@ def _count_text(job: JobState) -> str:
     members, settings = job.members, job.settings
     joined = len(members.by_uid)
     have = agreed(joined, "has", "have")
-    return f"{len(members.ready)} of {settings.replicas} pods are ready, {joined} {have} joined"
+    return f"{len(members.ready)} of {counted(settings.replicas, 'pod is', 'pods are')} ready, {joined} {have} joined"
 
 
 def _hint(job: JobState) -> str:

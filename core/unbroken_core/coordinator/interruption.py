@@ -21,6 +21,7 @@ from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import Newcomers
 from unbroken_core.coordinator.state.phases import Interrupted
 from unbroken_core.coordinator.state.places import Member, WorkerPlace
+from unbroken_core.plurals import counted
 from unbroken_core.pod.liveness import heartbeat_interval_s
 from unbroken_core.ranks.worlds import Outcome, Shortage, World
 from unbroken_core.reasons import JobPhase, Reason, Rung, WorkerPhase
@@ -251,9 +252,8 @@ def _outcome(
         num_ready, replicas = len(job.members.ready), job.settings.replicas
         if num_ready < replicas and now_s < job.startup_due_s(phase.job_rung_began):
             # All are waited for: there is nothing to choose, and every pod that gets ready would cost a first plan.
-            return Shortage(
-                num_ready, num_ready * job.settings.ranks_per_pod, f"{num_ready} of {replicas} pods are ready"
-            )
+            text = f"{num_ready} of {counted(replicas, 'pod is', 'pods are')} ready"
+            return Shortage(num_ready, num_ready * job.settings.ranks_per_pod, text)
         return first_outcome(job, phase, newcomers)
     # A new process at an old place is the process rung: such places are spares of the next interruption at best.
     respawned: dict[str, set[int]] = {} if Rung.PROCESS in possible else phase.respawned

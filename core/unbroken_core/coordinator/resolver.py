@@ -50,6 +50,7 @@ from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import ActiveWorld
 from unbroken_core.coordinator.state.phases import Ending, Forming, Interrupted, Over, Planned, Running
 from unbroken_core.errors import assert_never
+from unbroken_core.plurals import counted
 from unbroken_core.reasons import Cause, Reason, Rung
 from unbroken_core.recovery.history import FaultRecord
 
@@ -216,7 +217,7 @@ def _adopt(job: JobState, decision: Adopt, now_s: float) -> None:
     note_seats(job)
     job.previous = adopted_world(job, num_seen, began_s)
     job.phase = Planned()
-    message = f"iteration {iteration}: taken over with {num_seen} of {size} ranks"
+    message = f"iteration {iteration}: taken over with {num_seen} of {counted(size, 'rank')}"
     job.report = StatusText(Reason.WAITING_FOR_WORKERS, message)
     ran_from_s = entered_s(job, decision.places, now_s)
     lost_s = loss_s(job, decision, ran_from_s, now_s)

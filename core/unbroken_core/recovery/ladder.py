@@ -246,8 +246,8 @@ def _after_job_restart(view: Situation) -> Choice | None:
 def _wait_for_pods(view: Situation) -> WaitForHelp:
     limit = f"at most {view.startup_s:.0f} s " if not view.standing else ""
     message = (
-        f"waits {limit}for pods: {view.num_living_pods} of {view.replicas} are there "
-        f"({view.num_starting_pods} starting), at least {view.minimum_replicas} are wanted"
+        f"waits {limit}for pods: {view.num_living_pods} of {counted(view.replicas, 'is', 'are')} there "
+        f"({view.num_starting_pods} starting), at least {counted(view.minimum_replicas, 'is', 'are')} wanted"
     )
     message += f"; {view.standing}" if view.standing else ""
     if isinstance(view.outcome, Shortage) and view.outcome.is_objection:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from unbroken_core.plurals import counted
 from unbroken_operator.api import layout
 from unbroken_operator.api.status_models import MAX_SUSPECTS
 from unbroken_operator.decisions.lifecycle import seconds_between
@@ -174,7 +175,8 @@ def _protection(
     if is_control_plane(node):
         return WithheldBecause.CONTROL_PLANE, "it belongs to the control plane"
     if len(held) >= limits.max_nodes:
-        return WithheldBecause.MAX_NODES, f"{len(held)} of {limits.max_nodes} nodes are quarantined"
+        text = f"{len(held)} of {counted(limits.max_nodes, 'node is', 'nodes are')} quarantined"
+        return WithheldBecause.MAX_NODES, text
     if is_domain_label_unknown(nodes, limits):
         # Misspelt, most likely: the share of a domain could not be kept.
         return WithheldBecause.NO_DOMAIN, f"no node has the label {limits.domain_label} (quarantine.domainLabel)"

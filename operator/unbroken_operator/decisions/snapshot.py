@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from unbroken_core.messages import EarlierRun, GonePod, JobStatus, Observation, RungUse
+from unbroken_core.plurals import counted
 from unbroken_core.reasons import Cause, Reason
 from unbroken_operator.api import layout
 from unbroken_operator.api.status_models import MAX_SUSPECTS
@@ -597,7 +598,8 @@ def _agent_crashes(status: Mapping[str, Any]) -> str:
         if is_looping or is_over:
             last = state.get("terminated") or (container.get("lastState") or {}).get("terminated") or {}
             words = f"{last.get('reason', '')} {last.get('message', '')}".strip()
-            return _shorten(f"exit code {last.get('exitCode', 'unknown')}, {num} restarts {words}".rstrip())
+            code = last.get("exitCode", "unknown")
+            return _shorten(f"exit code {code}, {counted(num, 'restart')} {words}".rstrip())
     return ""
 
 

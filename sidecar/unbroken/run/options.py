@@ -14,6 +14,7 @@ from typing import NoReturn
 from unbroken.run.memory_folder import read_size
 from unbroken_core.errors import InputError
 from unbroken_core.layers import Layer
+from unbroken_core.plurals import counted
 from unbroken_core.reasons import Rung
 from unbroken_core.settings import DEFAULT_RUNGS, HealthMode, JobSettings, RungBudget, Timeouts
 
@@ -278,7 +279,7 @@ def _domains(text: str, layers: tuple[Layer, ...], num_pods: int) -> tuple[tuple
         raise InputError(f"--domains: want --layers with the names of the layers, got only --domains {text}")
     found = tuple(tuple(path.split("/")) for path in _names("--domains", text))
     if len(found) != num_pods:
-        raise InputError(f"--domains: want one for each of {num_pods} pods (spares last), got {len(found)}")
+        raise InputError(f"--domains: want one for each of {counted(num_pods, 'pod')} (spares last), got {len(found)}")
     for path in found:
         if len(path) != len(layers) or not all(path):
             names = "/".join(layer.name.upper() for layer in layers)

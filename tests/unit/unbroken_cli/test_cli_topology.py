@@ -92,6 +92,6 @@ def test_the_rendezvous_tells_ranks_too() -> None:
         "digits: 1 active, 1 spare, 1 not running",
         "  r1          1 active, 1 spare, 1 not running",
         "    digits-0  active  Running   node-a  ranks 0-2, 7",
-        "    digits-2  active  not connected  node-a  ranks 3",
+        "    digits-2  active  not connected  node-a  rank 3",
         "    digits-1  spare   Running   node-a",
     ]

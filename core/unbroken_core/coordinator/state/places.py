@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from unbroken_core.coordinator.state.mistakes import is_mistake, is_same, remedy
 from unbroken_core.messages import PROTOCOL, Fault, Hello, Plan, RankPlan, WorkerState
+from unbroken_core.plurals import counted
 from unbroken_core.ranks.worlds import Move
 from unbroken_core.reasons import Cause, RankReason, Role, WorkerPhase
 from unbroken_core.settings import JobSettings
@@ -151,7 +152,8 @@ class Member:
             if place.refusal:
                 return f"{self.pod} worker {local_rank}: {place.refusal}"
             if place.is_retired:
-                return f"{self.pod} worker {local_rank}: {place.num_faults} faults, more than maxFaultsPerRank"
+                faults = counted(place.num_faults, "fault")
+                return f"{self.pod} worker {local_rank}: {faults}, more than maxFaultsPerRank"
             if place.is_hopeless:
                 times = f"{place.num_short_lives} times" if place.num_short_lives > 1 else "once"
                 words = f"{self.pod} worker {local_rank} ended {times}: {place.last_words}"

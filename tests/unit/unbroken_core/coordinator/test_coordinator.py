@@ -1,5 +1,6 @@
 """The coordinator, driven by hand: one test for each rule that a message can trigger."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -777,6 +778,29 @@ def test_a_script_that_leaves_by_sys_exit_on_all_ranks_is_run_once_more(num_exit
         assert status.reason is Reason.NO_PROGRESS
         assert status.message.startswith("the script failed in the same way 2 times in a row")
         assert status.message.endswith("raise an exception where a restart may help")
+
+
+def test_a_job_of_one_pod_and_one_rank_speaks_of_one() -> None:
+    bench = Bench(replace(SETTINGS, replicas=1, spares=0, ranks_per_pod=1))
+    bench.states["p0"] = bench.workers(STARTING)
+    bench.join("p0")
+    said = [bench.status().message]
+    bench.all_are(READY, -1, "p0")
+    for phase in (RUNNING, COMPLETED):
+        said.append(bench.status().message)
+        bench.all_are(phase, 0, "p0")
+    said.append(bench.status().message)
+    assert bench.status().phase is JobPhase.ENDING
+    assert said[0].startswith("0 of 1 pod is ready, 1 has joined")
+    assert said[-1] == "the only rank has returned from the training function; waits for its process"
+
+    lost = Bench(replace(SETTINGS, replicas=1, spares=0, ranks_per_pod=1))
+    lost.run("p0")
+    lost.step(Observed(Observation({"uid-p0": PodObservation("p0", "n", ())})))
+    lost.step(Observed(Observation({})))
+    said.append(lost.status().message)
+    assert "0 of 1 is there (0 starting), at least 1 is wanted" in said[-1]
+    assert [text for text in said if re.search(r"\b1 (are|pods|ranks|workers)\b", text)] == []
 
 
 def test_faults_with_progress_between_them_are_recovered_without_end() -> None:

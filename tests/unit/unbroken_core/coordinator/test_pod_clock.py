@@ -98,7 +98,7 @@ def failing(**changes: Any) -> Bench:
 def test_a_pod_that_cannot_start_its_processes_does_not_stand_for_one_that_waits_for_a_node() -> None:
     bench = failing(spares=1)
     assert not sent(bench.live(700), Finish)
-    assert "1 of 1 pods run, 1 of them cannot start their processes, at least 1 are wanted" in bench.status().message
+    assert "1 of 1 pod runs, 1 of them cannot start its processes, at least 1 is wanted" in bench.status().message
     observe(bench, ("p0", "p1"))
     bench.join("p1")
     assert sent(bench.live(6), Plan)
@@ -122,7 +122,7 @@ def test_time_stands_where_a_pod_without_one_of_its_ranks_is_too_little_for_the_
     bench.worker("p0", 1, WorkerPhase.READY)
     assert not sent(bench.live(LONG_S), Finish)
     message = bench.status().message
-    assert "1 of 2 pods run, 1 of their processes cannot start, at least 1 with 2 ranks are wanted" in message
+    assert "1 of 2 pods run, 1 of their processes cannot start, at least 1 with 2 ranks is wanted" in message
     observe(bench, ("p0", "p1"))
     plans = sent(bench.join("p1"), Plan)
     assert {plan.world_size for plan in plans.values()} == {2}
@@ -180,10 +180,10 @@ def test_the_clock_goes_on_when_the_pod_that_cannot_start_is_lost() -> None:
     bench.step(AgentDisconnected(bench.sessions.pop("p1")))
     observe(bench, ("p0",))
     bench.live(10.0)
-    assert "1 of 1 pods run, 1 of them cannot start their processes" in bench.status().message
+    assert "1 of 1 pod runs, 1 of them cannot start its processes" in bench.status().message
     bench.step(AgentDisconnected(bench.sessions.pop("p0")))
     bench.tick(5.0)
-    assert "waits at most 600 s for pods: 0 of 1 are there" in bench.status().message
+    assert "waits at most 600 s for pods: 0 of 1 is there" in bench.status().message
     assert bench.coordinator.next_deadline_s() is not None, "nobody is left whose word could wake the job"
     bench.tick(600.0)
     assert (bench.status().phase, bench.status().reason) == (JobPhase.FAILED, Reason.BELOW_MINIMUM)
