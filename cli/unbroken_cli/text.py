@@ -60,12 +60,17 @@ def _said_before(job: JobRecord) -> str:
     return ": ".join(filter(None, words)) or "nothing"
 
 
+def doubt(job: JobRecord) -> str:
+    """Return why what is written of it may not be true by now; "" when nothing says so."""
+    if job.deleting:
+        return f"BEING DELETED {job.deleting}"
+    return f"UNKNOWN: {job.stale}" if job.stale and job.state not in ("Complete", "Failed") else ""
+
+
 def headline(job: JobRecord) -> str:
     """Return whether it trains, as the first words of everything."""
-    if job.deleting:
-        return f"BEING DELETED {job.deleting}. What follows was written before"
-    if job.stale and job.state not in ("Complete", "Failed"):
-        return f"UNKNOWN: {job.stale}. What follows was written before"
+    if why := doubt(job):
+        return f"{why}. What follows was written before"
     because = f": {job.message}" if job.message else ""
     if job.is_training:
         return f"TRAINING{' when this was written' if job.unwatched else ''}, iteration {job.iteration}{because}"
