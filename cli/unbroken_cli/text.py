@@ -45,13 +45,17 @@ def status_lines(job: JobRecord, now: datetime) -> list[str]:
     if job.memory:
         lines += _row("memory", job.memory)
     if last is None:
-        has_fault = job.state == "Failed" and job.reason not in ("DeadlineExceeded", "")
-        lines += _row("last fault", "none recovered: the job failed as said above" if has_fault else "none")
+        lines += _row("last fault", _no_fault(job))
     else:
         lines += _row("last fault", f"{_when(last.started_at, now)}: {_what(last)}   (number {last.id})")
         lines += _row("culprit", culprit(last))
         lines += _row("done", done(last, job))
     return lines + _steps(next_steps(job, now))
+
+
+def _no_fault(job: JobRecord) -> str:
+    has_failed = job.state == "Failed" and job.reason not in ("DeadlineExceeded", "")
+    return "none recovered: the job failed as said above" if has_failed else "none"
 
 
 def _said_before(job: JobRecord) -> str:
@@ -88,6 +92,13 @@ def headline(job: JobRecord) -> str:
         "Failed": "FAILED",
     }.get(job.state, f"NOT TRAINING, state {job.state}")
     return f"{first}{because}"
+
+
+def faultless_lines(job: JobRecord, now: datetime) -> list[str]:
+    """Return what there is to say of a job without a fault."""
+    said = _row("it said", _said_before(job)) if job.stale or job.deleting else []
+    lines = [f"{job.title}: {headline(job)}", *said, *_row("last fault", _no_fault(job))]
+    return lines + _steps(next_steps(job, now))
 
 
 def why_lines(job: JobRecord, fault: FaultSummary, now: datetime) -> list[str]:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from unbroken_cli.commands import framework, topology
+from unbroken_cli.commands import framework, topology, why
 from unbroken_cli.errors import NotThere
 
-from .test_cli_text import ANSWERED_AT, LEASE, lease, running
+from .test_cli_text import ANSWERED_AT, LEASE, condition, lease, running
 
 JsonObject = dict[str, Any]
 
@@ -25,6 +25,9 @@ class Cluster:
 
     def job(self, _namespace: str, _name: str) -> JsonObject:
         return self.item
+
+    def events(self, _namespace: str, _name: str, _uid: str) -> list[JsonObject]:
+        return []
 
     def pods(self, _namespace: str, _job: str) -> list[JsonObject]:
         roles = {"digits-0": "active", "digits-1": "spare"}
@@ -97,3 +100,15 @@ def test_of_a_job_that_is_being_deleted_roles_are_of_before(connect: Any, capsys
     connect(cluster)
     assert topology.main(["digits"]) == 0
     assert "BEING DELETED since 2026-01-01T00:19:00Z. Roles" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_why_of_a_job_that_failed_before_its_first_fault_says_so_and_what_to_do(
+    connect: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = condition("Failed", "True", "FailedBeforeReady", "digits-0 worker 0 ended 5 times: exited with code 3")
+    connect(Cluster(lease(), state="Failed", history=[], conditions=[failed]))
+    assert why.main(["digits"]) == 0
+    head, *rest = capsys.readouterr().out.splitlines()
+    assert head.startswith("digits in namespace ml: FAILED: digits-0 worker 0")
+    assert any(line.startswith("  next  ") for line in rest)
+    assert any("logs digits-0" in line for line in rest)
