@@ -408,3 +408,10 @@ def test_a_field_to_change_is_told_with_the_option_of_a_job_that_may_have_no_spe
 def test_the_options_that_advice_names_are_those_of_unbroken_run() -> None:
     for field, option in _OPTIONS.items():
         assert in_flags(field.removeprefix("spec.")) == option
+
+
+def test_a_job_that_never_started_has_no_iteration() -> None:
+    status = running(state="Forming", history=[], conditions=[])
+    del status["iteration"]
+    head, row = list_lines([job_of(status)])
+    assert row[head.index("ITERATION") :].split()[0] == "-"
