@@ -48,6 +48,21 @@ def refused() -> World:
     return world
 
 
+def full(*, refusal: str = "") -> World:
+    """A new job in a cluster without room, where its rendezvous has no node either."""
+    world = World(a_job())
+    world.settle()
+    if refusal:
+        for name in world.names():
+            world.remove_pod(name)
+        world.refuse("digits-0", refusal)
+    text = "0/10 nodes are available: 10 node(s) were unschedulable."
+    for pod in world.pods.values():
+        lacks_node = {"type": "PodScheduled", "status": "False", "message": text}
+        pod["status"] = {"phase": "Pending", "conditions": [lacks_node]}
+    return world
+
+
 def gated() -> World:
     """A queue holds the pods back."""
     world = formed()
@@ -251,6 +266,10 @@ def _late() -> World:
 
 
 PROGRESS = "exception: ValueError: bad batch"
+NO_QUANTITY = (
+    'POST /api/v1/namespaces/ml/pods: 400 Pod in version "v1" cannot be handled as a Pod: quantities must match the '
+    "regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
+)
 HANG = "rank 2 hung for 60 s in its own code (train.py:41 load_batch) while ranks 0, 1, 3 waited in all_reduce"
 NOBODY = "rank not known: ranks 0-3 waited in all_reduce"
 
@@ -275,6 +294,8 @@ SITUATIONS: dict[str, Situation] = {
     "First start: pods are being made": lambda: _settled(World(a_job())),
     "Pods run, workers load": lambda: _forming("1 of 2 pods are ready, 3 have joined; not ready: digits-1"),
     "No node has room": lambda: pending("0/4 nodes are available: 4 Insufficient nvidia.com/gpu"),
+    "No node has room, not even for the rendezvous": full,
+    "No node has room for the rendezvous, and the pods are refused": lambda: full(refusal=NO_QUANTITY),
     "A PersistentVolumeClaim is missing": lambda: pending('persistentvolumeclaim "data" not found'),
     "The image cannot be pulled": lambda: pending("no such image", waiting="ImagePullBackOff"),
     "A Secret of the container is missing": lambda: pending(

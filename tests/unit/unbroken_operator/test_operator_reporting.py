@@ -289,6 +289,41 @@ def test_a_rendezvous_without_a_node_makes_the_job_unknown_with_why_and_what_was
     assert world.condition("Running")[0] == "True"
 
 
+def _lacks_node(world: World, name: str) -> None:
+    told = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
+    world.pods[name]["status"] = {"phase": "Pending", "conditions": [told]}
+
+
+def test_a_new_job_says_what_keeps_its_pods_away_as_long_as_its_rendezvous_has_no_node_either() -> None:
+    """Before, it said for ever what was true before its pods were made: there is no rendezvous pod, wait."""
+    world = World()
+    world.settle()
+    assert _message(world, "Running") == "rendezvous pod digits-rendezvous-0 is starting"
+    _lacks_node(world, "digits-rendezvous-0")
+    world.settle()
+    assert world.condition("Running") == ("False", "PodsUnschedulable")
+    assert _message(world, "Running") == _message(world, "PodsReady")
+    world.refuse("digits-0", "pods are forbidden: exceeded quota")
+    world.settle()
+    assert world.condition("Running") == ("False", "WriteRefused")
+    assert world.job["status"]["state"] == "Forming"
+
+
+def test_a_job_that_starts_again_after_its_suspension_says_what_keeps_its_pods_away() -> None:
+    world = running_world()
+    world.job["spec"]["suspend"] = True
+    world.settle()
+    world.pods.clear()
+    world.report, world.report_from, world.is_reachable = None, "", False
+    world.settle()
+    world.job["spec"]["suspend"] = False
+    world.settle()
+    for name in list(world.pods):
+        _lacks_node(world, name)
+    world.settle()
+    assert world.condition("Running") == ("False", "PodsUnschedulable")
+
+
 def test_training_does_not_go_on_without_a_rendezvous_once_an_active_pod_has_gone() -> None:
     world = running_world()
     world.is_reachable, world.unheard_for_s = False, SILENT_S
@@ -443,7 +478,7 @@ def test_a_pod_that_does_not_come_up_is_shown_in_conditions_and_one_event(
     world.pods["digits-0"]["status"] = {"phase": "Running"}
     world.settle()
     assert world.condition("PodsReady") == ("False", reason)
-    assert world.condition("Running") == ("False", "WaitingForRendezvous")
+    assert world.condition("Running") == ("False", reason)
     (message,) = world.messages(reason)
     assert part in message
     world.unreachable_because = "the rendezvous does not answer"
