@@ -182,7 +182,7 @@ def _failure_steps(job: JobRecord, last: FaultSummary | None) -> Iterator[str]:
 
 def _whose_log(job: JobRecord) -> str:
     """Return the pod that the message names, for kubectl; else all of the job's."""
-    named = re.search(rf"(?<![\w.-]){re.escape(job.name)}-\d+(?![\w.-]*\w)", job.message)
+    named = re.search(rf"(?<![\w.-]){re.escape(job.name)}-\d{{1,10}}(?![\w.-]*\w)", job.message)
     return (
         quote(named[0]) if named else f"-l unbroken.dev/job={quote(job.name)},unbroken.dev/component=trainer --prefix"
     )

@@ -373,6 +373,9 @@ def test_of_an_operator_without_a_lease_nobody_can_tell_whether_it_is_there(stat
             "logs -l unbroken.dev/job=digits,unbroken.dev/component=trainer --prefix -c trainer --tail=100",
             id="no pod",
         ),
+        pytest.param(
+            "FailedBeforeReady", "digits-" + "1" * 1_000_000, "logs -l unbroken.dev/job=digits", id="an endless number"
+        ),
     ],
 )
 def test_why_of_a_job_that_failed_without_a_recovered_fault_leads_to_the_log_of_its_pod(
