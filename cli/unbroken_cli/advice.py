@@ -69,6 +69,12 @@ _CAUSES = {
 
 _ON_PURPOSE = ("pod-leaving", "capacity-returned")
 """Causes that are no faults: the log of such a pod explains nothing."""
+_OPTIONS = {
+    "timeouts.softSeconds": "--soft-timeout",
+    "timeouts.startupSeconds": "--startup-timeout",
+    "spec.restart.growBackSeconds": "--grow-back",
+}
+"""By field of a job's spec, the option of `unbroken run`; a rendezvous does not say which of the two it serves."""
 _STILL_THERE = "(as long as the pod is there)"
 
 
@@ -87,7 +93,7 @@ def next_steps(job: JobRecord, now: datetime) -> tuple[str, ...]:
             "to be sure, ask the rendezvous itself: docs/operations/on-call.md, Ask the rendezvous; of an operator "
             "with --lease NAMESPACE/NAME it can be seen here whether it runs"
         )
-    return tuple(dict.fromkeys(steps)) or (_nothing(job),)
+    return tuple(dict.fromkeys(_with_options(job, step) for step in steps)) or (_nothing(job),)
 
 
 def fault_steps(job: JobRecord, fault: FaultSummary) -> list[str]:
@@ -96,10 +102,18 @@ def fault_steps(job: JobRecord, fault: FaultSummary) -> list[str]:
     words = _CAUSES.get(fault.cause)
     if words is not None and (fault.node or "{node}" not in words):
         who = "each rank, as listed in the fault," if fault.rank is None else f"rank {fault.rank}"
-        steps.append(words.format(who=who, node=quote(fault.node)))
+        steps.append(_with_options(job, words.format(who=who, node=quote(fault.node))))
     if fault.pod and job.namespace and fault.cause not in _ON_PURPOSE:
         steps.append(f"{_kubectl(job)} logs {quote(fault.pod)} -c {quote(job.container)} --tail=100   {_STILL_THERE}")
     return steps
+
+
+def _with_options(job: JobRecord, step: str) -> str:
+    """Add the option of `unbroken run` to a field, unless the job was read from a cluster."""
+    for field, option in () if job.namespace else _OPTIONS.items():
+        if f"(unbroken run: {option})" not in step:
+            step = step.replace(field, f"{field} (unbroken run: {option})")
+    return step
 
 
 def recent_faults(job: JobRecord, now: datetime) -> list[FaultSummary]:
@@ -168,7 +182,7 @@ def _failure_steps(job: JobRecord, last: FaultSummary | None) -> Iterator[str]:
 
 def _whose_log(job: JobRecord) -> str:
     """Return the pod that the message names, for kubectl; else all of the job's."""
-    named = re.search(rf"(?<![\w.-]){re.escape(job.name)}-\d+(?![\w.-]*\w)", job.message)
+    named = re.search(rf"(?<![\w.-]){re.escape(job.name)}-\d{{1,10}}(?![\w.-]*\w)", job.message)
     return (
         quote(named[0]) if named else f"-l unbroken.dev/job={quote(job.name)},unbroken.dev/component=trainer --prefix"
     )
@@ -178,7 +192,10 @@ def _without_operator(job: JobRecord) -> Iterator[str]:
     selector = "app.kubernetes.io/name=unbroken-operator"
     yield f"bring the operator back; see its pods and their logs: kubectl get pods -A -l {selector}"
     if job.state not in ("Complete", "Failed", "Suspended", "Invalid"):
-        yield "meanwhile ask the rendezvous itself: docs/operations/on-call.md, Ask the rendezvous"
+        yield (
+            "meanwhile ask the rendezvous itself, as long as its pod is there: docs/operations/on-call.md, Ask the "
+            "rendezvous; only an operator makes another pod"
+        )
 
 
 def _wait_steps(job: JobRecord) -> Iterator[str]:

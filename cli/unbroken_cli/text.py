@@ -251,6 +251,16 @@ def _fault_line(fault: FaultSummary, job: JobRecord) -> str:
 def _cells(job: JobRecord) -> tuple[str, ...]:
     last = job.faults[-1].cause if job.faults else ""
     ettr = "" if job.ettr is None else f"{job.ettr:.2f}"
-    counts = (job.active_ranks, job.spare_ranks, job.lost_ranks, job.iteration, job.restarts)
-    shown = ("?" if count is None else str(count) for count in counts)
-    return (job.namespace, job.name, job.state or "Unseen", *shown, ettr, last)
+    ranks = map(count_text, (job.active_ranks, job.spare_ranks, job.lost_ranks))
+    counts = (*ranks, iteration_text(job), str(job.restarts))
+    return (job.namespace, job.name, job.state or "Unseen", *counts, ettr, last)
+
+
+def count_text(count: int | None) -> str:
+    """Return a count that may not be known."""
+    return "?" if count is None else str(count)
+
+
+def iteration_text(job: JobRecord) -> str:
+    """Return the iteration; before the first start there is none."""
+    return "-" if job.iteration < 0 else str(job.iteration)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from unbroken_cli.commands import framework, topology, why
-from unbroken_cli.errors import NotThere
+from unbroken_cli.commands import framework, status, topology, why
+from unbroken_cli.errors import CommandError, NotThere
 
 from .test_cli_text import ANSWERED_AT, LEASE, condition, lease, running
 
@@ -23,8 +23,19 @@ class Cluster:
         metadata = {"name": "digits", "namespace": "ml", "uid": "uid"}
         self.item: JsonObject = {"metadata": metadata, "status": running(lease=LEASE, **status)}
 
-    def job(self, _namespace: str, _name: str) -> JsonObject:
+    def job(self, namespace: str, _name: str) -> JsonObject:
+        if namespace != self.namespace:
+            raise NotThere(f"job in {namespace}: there is none")
         return self.item
+
+    def jobs(self, namespace: str | None) -> list[JsonObject]:
+        return [self.item] if namespace in (None, self.namespace) else []
+
+    def check_namespace(self, name: str) -> None:
+        if name == "secret":
+            raise CommandError("you may not read them")
+        if name not in (self.namespace, "idle"):
+            raise NotThere(f"namespace {name!r}: there is none")
 
     def events(self, _namespace: str, _name: str, _uid: str) -> list[JsonObject]:
         return []
@@ -112,3 +123,23 @@ def test_why_of_a_job_that_failed_before_its_first_fault_says_so_and_what_to_do(
     assert head.startswith("digits in namespace ml: FAILED: digits-0 worker 0")
     assert any(line.startswith("  next  ") for line in rest)
     assert any("logs digits-0" in line for line in rest)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["-n", "typo"], 1, "unbroken status: namespace 'typo': there is none; see -n and -A"),
+        (["-n", "idle"], 0, "there are no jobs here; see -n and -A"),
+        (["-n", "secret"], 0, "there are no jobs here; see -n and -A"),
+        (["digits", "-n", "typo"], 1, "; namespace ml has one, see -n"),
+        (["other", "-n", "typo"], 1, "; there is no such namespace; see -n and -A"),
+        (["other", "-n", "idle"], 1, "; there are no jobs; see -n and -A"),
+    ],
+)
+def test_a_namespace_that_does_not_exist_is_no_idle_one(
+    connect: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, told: str
+) -> None:
+    connect(Cluster(lease()))
+    assert status.main(arguments) == code
+    shown = capsys.readouterr()
+    assert (shown.err if code else shown.out).rstrip().endswith(told)

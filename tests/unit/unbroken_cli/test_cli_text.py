@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from unbroken.run.flags import in_flags
+from unbroken_cli.advice import _OPTIONS
 from unbroken_cli.commands.framework import _only
 from unbroken_cli.commands.why import find_fault
 from unbroken_cli.errors import CommandError
@@ -255,6 +257,7 @@ def test_what_no_operator_keeps_up_to_date_is_not_told_as_true() -> None:
     )
     assert lines[1] == "  it said    Running: 8 ranks train"
     assert any("bring the operator back" in line for line in lines)
+    assert any("as long as its pod is there" in line and "only an operator makes another" in line for line in lines)
     over = replace(job_of(running(state="Complete")), stale=job.stale)
     assert status_lines(over, NOW)[0].startswith("digits in namespace team-a: COMPLETE"), "an end stays true"
 
@@ -370,6 +373,9 @@ def test_of_an_operator_without_a_lease_nobody_can_tell_whether_it_is_there(stat
             "logs -l unbroken.dev/job=digits,unbroken.dev/component=trainer --prefix -c trainer --tail=100",
             id="no pod",
         ),
+        pytest.param(
+            "FailedBeforeReady", "digits-" + "1" * 1_000_000, "logs -l unbroken.dev/job=digits", id="an endless number"
+        ),
     ],
 )
 def test_why_of_a_job_that_failed_without_a_recovered_fault_leads_to_the_log_of_its_pod(
@@ -390,3 +396,25 @@ def test_why_of_a_job_without_a_fault_says_first_that_nobody_knows() -> None:
     assert head.startswith("digits in namespace team-a: UNKNOWN: no operator keeps this up to date")
     assert rest[:2] == ["  it said    Running: 8 ranks train", "  last fault none"]
     assert rest[2].startswith("  next       bring the operator back")
+
+
+def test_a_field_to_change_is_told_with_the_option_of_a_job_that_may_have_no_spec() -> None:
+    asked = replace(job_of(running(history=[record(1, cause="soft-timeout")])), namespace="")
+    words = "if steps may take this long, raise timeouts.softSeconds"
+    told = f"{words} (unbroken run: --soft-timeout); else find where rank 3 stood still"
+    for lines in (status_lines(asked, NOW), why_lines(asked, asked.faults[0], NOW)):
+        assert [line.partition("next")[2].strip() for line in lines if words in line] == [told]
+    lines = status_lines(replace(asked, namespace="ml"), NOW)
+    assert any(f"{words}; else" in line for line in lines), "a job of a cluster has a spec"
+
+
+def test_the_options_that_advice_names_are_those_of_unbroken_run() -> None:
+    for field, option in _OPTIONS.items():
+        assert in_flags(field.removeprefix("spec.")) == option
+
+
+def test_a_job_that_never_started_has_no_iteration() -> None:
+    status = running(state="Forming", history=[], conditions=[])
+    del status["iteration"]
+    head, row = list_lines([job_of(status)])
+    assert row[head.index("ITERATION") :].split()[0] == "-"
