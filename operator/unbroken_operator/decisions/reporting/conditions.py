@@ -46,7 +46,8 @@ def findings(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec, assessment: A
         if verdict.settings.layers and assessment.domains.by_pod:
             found.append(_topology_known(verdict, assessment))
         found += _progress(snapshot, verdict, assessment, problem)
-        found += [] if assessment.outcome is not None else up_to_date(snapshot, verdict, assessment)
+        if assessment.outcome is None:
+            found += up_to_date(snapshot, verdict, assessment, are_pods_ready=bool(problem.is_true))
     elif is_unknown(snapshot):
         found += unknown(snapshot, assessment)
     elif snapshot.report is not None and snapshot.is_reachable:

@@ -76,16 +76,18 @@ def _circle(snapshot: Snapshot) -> str:
     )
 
 
-def up_to_date(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -> Iterator[Finding]:
+def up_to_date(
+    snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, *, are_pods_ready: bool
+) -> Iterator[Finding]:
     """Say which pods are old, from the first change of the template on."""
     outdated = assessment.outdated
     if outdated:
-        is_rolling = verdict.spec.update_policy is UpdatePolicy.ROLLING
-        text = (
-            "ranks move to new pods as soon as those are ready"
-            if is_rolling
-            else "delete them one by one, spares first, or set spec.updatePolicy to Rolling"
-        )
+        text = "delete them one by one, spares first, or set spec.updatePolicy to Rolling"
+        if verdict.spec.update_policy is UpdatePolicy.ROLLING:
+            text = "ranks move to new pods as soon as those are ready"
+        elif not are_pods_ready:
+            # The new template may be what keeps them from it.
+            text = "delete none of them before PodsReady is True: the pods that take their place must come up"
         alive = counted(len(assessment.alive), "training pod was", "training pods were")
         message = f"{len(outdated)} of {alive} made from an earlier template"
         message = f"{message} ({pod_names(outdated)}); {text}"
