@@ -85,6 +85,21 @@ def silent(because: str = "connection refused", **status: Any) -> World:
     return world
 
 
+def returned(*, is_cordoned: bool = False) -> World:
+    """The operator was away while the job lost its rendezvous."""
+    world = running_world()
+    if is_cordoned:
+        world.nodes["a"]["spec"] = {"unschedulable": True}
+    world.report, world.report_from, world.is_reachable = None, "", False
+    world.remove_pod("digits-rendezvous-0")
+    world.settle()
+    lacks_node = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
+    for pod in world.pods.values():
+        if is_cordoned and pod["status"]["phase"] == "Pending":
+            pod["status"] = {"phase": "Pending", "conditions": [lacks_node]}
+    return world
+
+
 def phase(kind: JobPhase, reason: Reason, message: str, **fields: Any) -> World:
     """A job of which the rendezvous says this."""
     world = running_world()
@@ -335,6 +350,8 @@ SITUATIONS: dict[str, Situation] = {
         phase="Pending",
         conditions=[{"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}],
     ),
+    "The operator came back, and the rendezvous had gone": returned,
+    "The operator came back, the rendezvous had gone, and no node has room": lambda: returned(is_cordoned=True),
     "The rendezvous sends nonsense": _refused_report,
     "A new rendezvous takes over": restored,
     "An exception is recovered in process": lambda: recovering(

@@ -30,7 +30,7 @@ def pods_ready(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -
     if unstartable is not None:
         return finding(*unstartable)
     troubled = [
-        pod for pod in (assessment.rendezvous, *assessment.alive) if pod is not None and pod.problem is not None
+        pod for pod in (assessment.awaited_rendezvous, *assessment.alive) if pod is not None and pod.problem is not None
     ]
     if troubled:
         reason, text = _trouble(snapshot, troubled)
@@ -42,7 +42,9 @@ def pods_ready(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -
     if useless is not None:
         return finding(*useless)
     if assessment.rendezvous is None:
-        return finding(Reason.WAITING_FOR_RENDEZVOUS, "the rendezvous pod is being created")
+        successor = assessment.succession.successor
+        text = "the rendezvous pod is being created" if successor is None else f"{successor.name} is to lead next"
+        return finding(Reason.WAITING_FOR_RENDEZVOUS, text)
     if running < wanted:
         return finding(Reason.WAITING_FOR_PODS, counted(wanted - running, "is being created", "are being created"))
     return Finding(ConditionType.PODS_READY, True, Reason.PODS_READY, count)
