@@ -71,6 +71,7 @@ _CAUSES = {
 
 _ON_PURPOSE = ("pod-leaving", "capacity-returned")
 """Causes that are no faults: the log of such a pod explains nothing."""
+_STILL_THERE = "(as long as the pod is there)"
 
 
 def next_steps(job: JobRecord, now: datetime) -> tuple[str, ...]:
@@ -99,10 +100,7 @@ def fault_steps(job: JobRecord, fault: FaultSummary) -> list[str]:
         who = "each rank, as listed in the fault," if fault.rank is None else f"rank {fault.rank}"
         steps.append(words.format(who=who, node=quote(fault.node)))
     if fault.pod and job.namespace and fault.cause not in _ON_PURPOSE:
-        steps.append(
-            f"{_kubectl(job)} logs {quote(fault.pod)} -c {quote(job.container)} --tail=100   "
-            "(as long as the pod is there)"
-        )
+        steps.append(f"{_kubectl(job)} logs {quote(fault.pod)} -c {quote(job.container)} --tail=100   {_STILL_THERE}")
     return steps
 
 
@@ -150,18 +148,32 @@ def _state_steps(job: JobRecord, last: FaultSummary | None) -> Iterator[str]:
         selector = f"unbroken.dev/job={job.name},unbroken.dev/component=rendezvous"
         yield f"{_kubectl(job)} describe pods -l {selector}   {_why_unknown(job)}"
     if job.state == "Failed":
-        if job.reason in _ENDS:
-            yield _ENDS[job.reason]
-        if last is not None:
-            yield from fault_steps(job, last)
-        if job.namespace:
-            yield f"{_kubectl(job)} delete rtj {quote(job.name)}   (then apply it again: a failed job stays as it is)"
+        yield from _failure_steps(job, last)
         return
     admitted = job.condition("Admitted")
     if admitted is not None and admitted.reason == "InvalidSpec" and job.state != "Complete":
         yield _WAITS[admitted.reason]
     if job.state != "Complete" and job.is_training is False:
         yield from _wait_steps(job)
+
+
+def _failure_steps(job: JobRecord, last: FaultSummary | None) -> Iterator[str]:
+    if job.reason in _ENDS:
+        yield _ENDS[job.reason]
+    if last is not None and not last.is_recovered:
+        yield from fault_steps(job, last)
+    elif job.namespace and job.reason != "DeadlineExceeded":
+        yield f"{_kubectl(job)} logs {_whose_log(job)} -c {quote(job.container)} --tail=100   {_STILL_THERE}"
+    if job.namespace:
+        yield f"{_kubectl(job)} delete rtj {quote(job.name)}   (then apply it again: a failed job stays as it is)"
+
+
+def _whose_log(job: JobRecord) -> str:
+    """Return the pod that the message names, for kubectl; else all of the job's."""
+    named = re.search(rf"(?<![\w.-]){re.escape(job.name)}-\d+(?![\w.-]*\w)", job.message)
+    return (
+        quote(named[0]) if named else f"-l unbroken.dev/job={quote(job.name)},unbroken.dev/component=trainer --prefix"
+    )
 
 
 def _without_operator(job: JobRecord) -> Iterator[str]:

@@ -95,6 +95,13 @@ def read_job(arguments: argparse.Namespace) -> JobRecord:
         # Without them only old details are missing.
         complain("unbroken", f"going on without Events: {error}")
         events = []
+    return job_from_cluster(cluster, item, events)
+
+
+def job_from_cluster(
+    cluster: "ClusterClient", item: dict[str, Any], events: Sequence[dict[str, Any]] = ()
+) -> JobRecord:
+    """Return what an object says, and whether an operator still keeps it up to date."""
     return job_from_objects(item, events, _staleness(cluster, [item])[_lease_of(item)])
 
 

@@ -283,7 +283,14 @@ def _update(job: JobState, member: Member, workers: tuple[WorkerState, ...], now
     ran_since_s = None if job.settings.is_in_process else job.world.planned_s
     job.members.update(member, workers, now_s, ran_since_s)
     iteration = job.world.iteration
-    job.progress.step(max((w.step for w in workers if w.iteration == iteration), default=-1), now_s)
+    # The last step may be told together with the hang after it: it was made before that began.
+    hangs = (
+        member.places[w.local_rank].fault_at_s
+        for w in workers
+        if w.fault is not None and w.fault.is_hang and w.fault.iteration == iteration and w.local_rank in member.places
+    )
+    made_s = min(hangs, default=now_s)
+    job.progress.step(max((w.step for w in workers if w.iteration == iteration), default=-1), min(made_s, now_s))
 
 
 def _receive_memory(job: JobState, member: Member, held: Held | None) -> None:

@@ -160,8 +160,16 @@ class Account:
         before = {term: _ps(getattr(earlier, f"{term.value}_s")) for term in Spent}
         entered, until, taken = self._taken or (first, first, first)
         at = min(self._reported, taken)
-        if entered <= at - sum(before.values()):
-            return own  # It was there all along.
+        whole = sum(before.values())
+        if entered <= at - whole:
+            # It was there all along. How many ranks were held and wanted meanwhile, that report alone knows.
+            size = whole * self._taken_size
+            return _Sums(
+                own.terms,
+                own.progress_ranks,
+                own.held_ranks + max(_ps(earlier.held_rank_s) - size, 0),
+                own.wanted_ranks + max(_ps(earlier.wanted_rank_s) - size, 0),
+            )
         twice = max(min(until, at) - entered, 0)
         late = max(at - max(until, entered), 0)
         gap = max(entered - at, 0)

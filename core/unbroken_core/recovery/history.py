@@ -466,7 +466,12 @@ class Progress:
         gained_s, ran_for_s = min(earlier.gained_s, earlier.ran_for_s), earlier.ran_for_s
         spent = earlier.time or TimeSpent(gained_s, restart_s=ran_for_s - gained_s)
         # What was not judged when its coordinator was lost will not be.
-        spent = replace(spent, redo_s=spent.redo_s + spent.open_s, open_s=0.0)
+        spent = replace(
+            spent,
+            redo_s=spent.redo_s + spent.open_s,
+            open_s=0.0,
+            progress_rank_s=min(spent.progress_rank_s, spent.held_rank_s),
+        )
         # Nothing is older than what this one has seen itself.
         at_s = min(now_s - max(earlier.ago_s, 0.0), self._known_s)
         self._has_earlier = True
@@ -521,9 +526,10 @@ class Progress:
             self.account.end(now_s)
 
     def step(self, step: int, now_s: float) -> None:
-        """A worker has reported a step."""
+        """A worker has reported a step that it made by `now_s`; not before what is judged already."""
         if step <= self._iteration_step:
             return  # Another worker was faster.
+        now_s = now_s if self._mark_s is None else max(now_s, self._mark_s)
         before, self._iteration_step = self._iteration_step, step
         is_first_time = step > self.max_step
         if is_first_time and 0 <= before < self.max_step and self._mark_s is not None:

@@ -13,7 +13,7 @@ from unbroken_cli.errors import CommandError
 from unbroken_cli.freshness import why_stale
 from unbroken_cli.job import JobRecord
 from unbroken_cli.sources.from_cluster import job_from_objects
-from unbroken_cli.text import age, list_lines, status_lines, timeline_lines, why_lines
+from unbroken_cli.text import age, faultless_lines, list_lines, status_lines, timeline_lines, why_lines
 from unbroken_core.errors import InputError
 
 NOW = datetime(2026, 1, 1, 0, 20, tzinfo=timezone.utc)
@@ -374,3 +374,49 @@ def test_of_an_operator_without_a_lease_nobody_can_tell_whether_it_is_there(stat
     assert ("TRAINING when this was written" in head) is is_said
     assert any("as of      14 min 0 s ago (2026-01-01T00:06:00Z)" in line for line in rest) is is_said
     assert any("ask the rendezvous itself" in line for line in rest) is is_said
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "log"),
+    [
+        pytest.param(
+            "FailedBeforeReady",
+            "digits-0 worker 0 ended 5 times: exited with code 3",
+            "logs digits-0 -c trainer --tail=100   (as long",
+            id="the first word",
+        ),
+        pytest.param(
+            "FatalExitCode", "rank 3 in digits-1 exited with code 3", "logs digits-1 -c trainer", id="further on"
+        ),
+        pytest.param(
+            "FailedBeforeReady",
+            "digits-rendezvous-1, my-digits-2 and digits-3.txt: see digits-12: it ends",
+            "logs digits-12 -c trainer",
+            id="names alike",
+        ),
+        pytest.param(
+            "StartupTimeout",
+            "nothing was ready within 600 s",
+            "logs -l unbroken.dev/job=digits,unbroken.dev/component=trainer --prefix -c trainer --tail=100",
+            id="no pod",
+        ),
+    ],
+)
+def test_why_of_a_job_that_failed_without_a_recovered_fault_leads_to_the_log_of_its_pod(
+    reason: str, message: str, log: str
+) -> None:
+    status = running(state="Failed", history=[], conditions=[condition("Failed", "True", reason, message)])
+    head, *rest = faultless_lines(job_of(status), NOW)
+    assert head == f"digits in namespace team-a: FAILED: {message}"
+    assert rest[0] == "  last fault none recovered: the job failed as said above"
+    assert any(f"kubectl -n team-a {log}" in line for line in rest), rest
+    earlier = job_of(status | {"history": [record(1)]})
+    assert any(f"kubectl -n team-a {log}" in line for line in status_lines(earlier, NOW)), "not that of a repaired one"
+
+
+def test_why_of_a_job_without_a_fault_says_first_that_nobody_knows() -> None:
+    job = replace(job_of(running(history=[])), stale=why_stale(LEASE, None, ""))
+    head, *rest = faultless_lines(job, NOW)
+    assert head.startswith("digits in namespace team-a: UNKNOWN: no operator keeps this up to date")
+    assert rest[:2] == ["  it said    Running: 8 ranks train", "  last fault none"]
+    assert rest[2].startswith("  next       bring the operator back")

@@ -127,3 +127,16 @@ def test_rank_that_waited_and_could_not_leave_is_not_the_culprit_of_the_hang() -
     bench.worker("p1", 0, WorkerPhase.GONE, Fault(Cause.HARD_TIMEOUT, 0, "did not leave", 30.0))
     assert (last(bench).rank, last(bench).cause, last(bench).detail) == (2, Cause.SOFT_TIMEOUT, SENTENCE)
     assert ("uid-p1", 0) not in bench.coordinator.history.by_place
+
+
+def test_a_step_that_is_told_together_with_the_hang_was_made_before_it() -> None:
+    """Seen before: the seconds that nothing moved counted as progress, and detection took none."""
+    bench = running()
+    bench.live(1.0)
+    for pod in PODS:
+        bench.worker(pod, 0, RUNNING, step=9)
+    bench.live(66.0)
+    bench.worker("p0", 0, RUNNING, OVERDUE, step=10)
+    spent = bench.status().time
+    assert spent is not None
+    assert (spent.progress_s, spent.redo_s, spent.detect_s) == (1.0 + 66.0 - 62.0, 0.0, 62.0)

@@ -143,6 +143,24 @@ def test_between_two_coordinators_it_was_suspended_or_waited() -> None:
     assert progress.ettr(120.0) == pytest.approx(500.0 / 1050.0), "a suspension is nobody's loss"
 
 
+def test_spares_held_under_the_coordinator_before_are_counted_where_the_iteration_is_older_than_its_report() -> None:
+    """Seen before: 0.995 of what was allocated was said to be progress, of two ranks that train and one that waits."""
+    progress = Progress()
+    reported = TimeSpent(100.0, progress_rank_s=200.0, held_rank_s=300.0, wanted_rank_s=200.0)
+    progress.follow(EarlierRun(4.0, 100.0, 100.0, reported), 104.0)
+    progress.take_over(entered_s=0.0, until_s=104.0, now_s=104.0, world_size=2)
+    found = spent(progress, 104.0)
+    # Who was there since that report nobody knows, but those that trained.
+    assert (found.progress_rank_s, found.held_rank_s, found.wanted_rank_s) == (208.0, 308.0, 208.0)
+
+
+def test_a_coordinator_before_cannot_have_made_more_progress_than_it_held() -> None:
+    progress = Progress()
+    progress.follow(EarlierRun(0.0, 5.0, 5.0, TimeSpent(5.0, progress_rank_s=10.0, held_rank_s=5.0)), 50.0)
+    progress.run(60.0, world_size=1)
+    assert spent(progress, 60.0).progress_rank_s == 5.0
+
+
 def test_what_an_earlier_release_reported_has_progress_and_restarts_only() -> None:
     progress = Progress()
     progress.follow(EarlierRun(0.0, 600.0, 1000.0), 50.0)
