@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from shlex import quote
 
-from unbroken_cli.job import FaultSummary, JobRecord, moment
+from unbroken_cli.job import ConditionRecord, FaultSummary, JobRecord, moment
 from unbroken_core.plurals import agreed, counted
 
 MIN_FAULTS_OF_A_BAD_NODE = 2
@@ -38,6 +38,8 @@ _WAITS = {
 _IN_QUARANTINE = "free or add nodes, or release one from quarantine: kubectl taint node NODE unbroken.dev/quarantine-"
 _CLAIM = "create or repair the PersistentVolumeClaim that the message names, or correct its name in the template"
 """The scheduler says of a claim that is missing or not bound what it says of a lack of nodes."""
+_MALFORMED = re.compile(r"/pods: (400|422) ")
+"""An admission webhook or policy may answer so as well, and says that it denied the request."""
 
 _ENDS = {
     "FailedAfterTraining": "fix what the script does after the training function; the end of its pod's log says more",
@@ -199,6 +201,12 @@ def _without_operator(job: JobRecord) -> Iterator[str]:
 
 
 def _wait_steps(job: JobRecord) -> Iterator[str]:
+    refusal = _refusal(job)
+    if refusal is not None and job.state == "Recovering":
+        # What it waits for does not come by itself, nor with more nodes.
+        yield f"{_wait(refusal.reason, refusal.message)}: {refusal.message}"
+        yield from _keep_pods(job)
+        return
     if job.reason == "NameTaken":
         what = f"delete pods,services,secrets,networkpolicies -l unbroken.dev/job={quote(job.name)}"
         yield f"if an earlier job left them (--cascade=orphan): {_kubectl(job)} {what}"
@@ -212,6 +220,9 @@ def _wait(reason: str, message: str) -> str:
         return _CLAIM
     if reason == "PodsUnschedulable" and "unbroken.dev/quarantine" in message:
         return _IN_QUARANTINE
+    if reason == "WriteRefused" and _MALFORMED.search(message) and "denied" not in message:
+        part = "spec.rendezvous" if re.search(r"-rendezvous-[0-9]+: POST ", message) else "spec.template"
+        return f"correct {part}, or revert its last change: no pod can be made of it, as the message says"
     return _WAITS[reason]
 
 
@@ -222,6 +233,7 @@ def _strength_steps(job: JobRecord) -> Iterator[str]:
     if pods is not None and pods.status == "False" and pods.reason in _WAITS:
         # What keeps new pods away says better than their number what would help.
         yield f"{_wait(pods.reason, pods.message)}: {pods.message}"
+        yield from _keep_pods(job)
         return
     if job.lost_ranks and "; more join " in job.message:
         yield "wait: spares join at the step that the message names"
@@ -242,6 +254,17 @@ def _strength_steps(job: JobRecord) -> Iterator[str]:
         yield "add nodes, or raise spares.count: no spare is ready, the next lost pod costs ranks or a wait"
 
 
+def _refusal(job: JobRecord) -> ConditionRecord | None:
+    """Return what says that the API server refuses pods; None when it does not."""
+    pods = job.condition("PodsReady")
+    return pods if pods is not None and (pods.status, pods.reason) == ("False", "WriteRefused") else None
+
+
+def _keep_pods(job: JobRecord) -> Iterator[str]:
+    if _refusal(job) is not None:
+        yield "until then delete no pods of this job: nothing can take their place"
+
+
 def _is_starting(job: JobRecord) -> bool:
     """Whether pods are on their way that nothing keeps from coming up."""
     pods, spares = job.condition("PodsReady"), job.condition("SparesExhausted")
@@ -251,7 +274,7 @@ def _is_starting(job: JobRecord) -> bool:
 
 def _condition_steps(job: JobRecord) -> Iterator[str]:
     current = job.condition("UpToDate")
-    if current is not None and current.status == "False" and job.state == "Running":
+    if current is not None and current.status == "False" and job.state == "Running" and _refusal(job) is None:
         yield current.message
     known = job.condition("TopologyKnown")
     if known is not None and known.status == "False" and job.state in ("Forming", "Running", "Recovering"):

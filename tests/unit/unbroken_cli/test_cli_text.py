@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from unbroken.run.flags import in_flags
-from unbroken_cli.advice import _OPTIONS
+from unbroken_cli.advice import _OPTIONS, next_steps
 from unbroken_cli.commands.framework import _only
 from unbroken_cli.commands.why import find_fault
 from unbroken_cli.errors import CommandError
@@ -141,6 +141,35 @@ def test_status_names_the_state_first_and_advice_that_fits_it(status: dict[str, 
     lines = status_lines(job_of(status), NOW)
     assert first in lines[0]
     assert any(advice in line for line in lines[1:]), lines
+
+
+POSTED = "3 of 4 training pods run; the API server refused digits-3: POST /api/v1/namespaces/ml/pods:"
+
+
+@pytest.mark.parametrize(
+    ("message", "advice"),
+    [
+        pytest.param(f"{POSTED} 400 quantities must match", "correct spec.template, or revert", id="malformed"),
+        pytest.param(f"{POSTED} 422 Pod is invalid: spec.x", "correct spec.template, or revert", id="invalid"),
+        pytest.param(
+            f"{POSTED} 422 Pod is invalid".replace("digits-3", "digits-rendezvous-3"),
+            "correct spec.rendezvous, or revert",
+            id="the rendezvous",
+        ),
+        pytest.param(f"{POSTED} 403 exceeded quota", "raise the quota", id="quota"),
+        pytest.param(f'{POSTED} 400 admission webhook "p" denied the request: no', "change the policy", id="webhook"),
+        pytest.param(f"{POSTED} 422 ValidatingAdmissionPolicy 'p' denied request", "change the policy", id="policy"),
+    ],
+)
+def test_what_helps_against_a_refusal_follows_from_what_the_api_server_answered(message: str, advice: str) -> None:
+    """And nobody is told to delete pods that nothing can replace."""
+    old = condition("UpToDate", "False", "TemplateOutdated", "2 of 2; delete them one by one, spares first")
+    refused = condition("PodsReady", "False", "WriteRefused", message)
+    for state, held in (("Running", "True"), ("Recovering", "False")):
+        trains = condition("Running", held, "BelowMinimumReplicas", "1 of 2 pods")
+        steps = next_steps(job_of(running(state=state, conditions=[trains, refused, old])), NOW)
+        assert advice in steps[0]
+        assert steps[1:] == ("until then delete no pods of this job: nothing can take their place",)
 
 
 def test_why_finds_the_detail_of_an_old_fault_in_its_event() -> None:

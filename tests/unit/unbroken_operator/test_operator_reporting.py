@@ -19,7 +19,7 @@ from unbroken_operator.decisions.reporting.silence import SILENT_S
 from unbroken_operator.decisions.reporting.status import status_patch
 from unbroken_operator.decisions.snapshot import pod_view
 
-from .operator_world import World, a_job, a_recovery, running_world
+from .operator_world import World, a_job, a_node, a_recovery, running_world
 
 
 def say(world: World, **fields: Any) -> None:
@@ -343,6 +343,78 @@ def test_a_new_operator_takes_what_is_stored_for_true_only_until_the_rendezvous_
     world.settle()
     assert world.job["status"]["state"] == "Unknown"
     assert "This operator has not heard from it" in _message(world, "Running")
+
+
+def _forget(world: World) -> None:
+    """Let another operator take over, which has not heard of the job."""
+    world.report, world.report_from, world.is_reachable, world.heard_at = None, "", False, ""
+
+
+def _states(world: World) -> list[tuple[str, str, str]]:
+    """Return state, Running and its message after each write, until nothing is left to do."""
+    seen = []
+    while actions := world.actions():
+        for action in actions:
+            world.apply(action)
+            if isinstance(action, WriteStatus):
+                status, _ = world.condition("Running")
+                seen.append((world.job["status"]["state"], status, _message(world, "Running").partition(".")[0]))
+    return seen
+
+
+def test_a_new_operator_that_finds_no_rendezvous_says_from_its_first_write_on_that_nobody_knows() -> None:
+    """Before, it said for seconds: NOT TRAINING, state Running."""
+    world = running_world()
+    _forget(world)
+    world.remove_pod("digits-rendezvous-0")
+    assert _states(world) == [
+        ("Unknown", "Unknown", "there is no rendezvous pod at the moment"),
+        ("Unknown", "Unknown", "rendezvous pod digits-rendezvous-1 is starting"),
+    ]
+    assert "Training may go on meanwhile" in _message(world, "Running"), "it may have lost pods before"
+    _lacks_node(world, "digits-rendezvous-1")
+    assert _states(world) == [("Unknown", "Unknown", "rendezvous pod digits-rendezvous-1: 0/3 nodes are available")]
+
+
+def test_the_next_rendezvous_says_what_keeps_it_when_the_one_before_has_gone() -> None:
+    """All nodes are cordoned: it was made to stand by. Before, the status said that there was no rendezvous pod."""
+    world = running_world()
+    world.nodes["a"]["spec"] = {"unschedulable": True}
+    world.settle()
+    for name in ("digits-rendezvous-1", "digits-3"):
+        _lacks_node(world, name)
+    world.settle()
+    _forget(world)
+    world.remove_pod("digits-rendezvous-0")
+    (seen,) = _states(world)
+    assert seen == ("Unknown", "Unknown", "rendezvous pod digits-rendezvous-1: 0/3 nodes are available")
+    assert "the rendezvous pod digits-rendezvous-1 waits for a node, as 1 training pod does" in _message(
+        world, "PodsReady"
+    )
+
+
+def test_a_new_rendezvous_that_goes_again_before_it_knew_the_ranks_is_no_new_start_either() -> None:
+    """Before, the job was Forming from then on, and nothing said any more that it may train."""
+    world = running_world()
+    world.rendezvous_says(JobPhase.FORMING, [], [], term=2, message="0 of 2 pods are there")
+    world.heard_at = "2026-01-01T00:00:00Z"
+    world.settle()
+    world.is_reachable = False
+    world.settle()
+    assert world.job["status"]["state"] == "Unknown"
+    world.remove_pod("digits-rendezvous-0")
+    world.settle()
+    assert world.job["status"]["state"] == "Unknown"
+    assert "at 2026-01-01T00:00:00Z, it waited for the pods" in _message(world, "Running")
+
+
+def test_a_new_operator_takes_what_is_stored_for_true_while_the_node_of_the_rendezvous_is_lost() -> None:
+    world = running_world()
+    before = world.condition("Running")
+    _forget(world)
+    world.nodes["a"] = a_node("a", is_ready=False, rack="r1", nvlink="n1")
+    world.apply(next(action for action in world.actions() if isinstance(action, WriteStatus)))
+    assert (world.job["status"]["state"], world.condition("Running")) == ("Running", before)
 
 
 def test_a_new_rendezvous_that_does_not_know_the_ranks_yet_is_no_new_start() -> None:

@@ -46,7 +46,8 @@ def findings(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec, assessment: A
         if verdict.settings.layers and assessment.domains.by_pod:
             found.append(_topology_known(verdict, assessment))
         found += _progress(snapshot, verdict, assessment, problem)
-        found += [] if assessment.outcome is not None else up_to_date(snapshot, verdict, assessment)
+        if assessment.outcome is None:
+            found += up_to_date(snapshot, verdict, assessment, are_pods_ready=bool(problem.is_true))
     elif is_unknown(snapshot):
         found += unknown(snapshot, assessment)
     elif snapshot.report is not None and snapshot.is_reachable:
@@ -176,11 +177,13 @@ def _progress(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, po
 def _unheard(snapshot: Snapshot, assessment: Assessment, pods_ready: Finding) -> Iterator[Finding]:
     """Say why a job does not train of which no rendezvous has told; nothing while what is stored may still be true."""
     because, reason = "the rendezvous has not answered yet", silent_reason(snapshot)
-    if _cannot_answer(snapshot, assessment):
-        because = why_silent(snapshot, assessment)
-    elif _is_stored(snapshot, ConditionType.RUNNING) and (has_run(snapshot) or not _is_obstacle(pods_ready)):
+    cannot_answer = _cannot_answer(snapshot, assessment)
+    is_waiting = not cannot_answer and not _is_obstacle(pods_ready)
+    if _is_stored(snapshot, ConditionType.RUNNING) and (has_run(snapshot) or is_waiting):
         # After a start of the operator what is stored stays true until the rendezvous has been asked.
         return
+    if cannot_answer:
+        because = why_silent(snapshot, assessment)
     if _is_obstacle(pods_ready):
         reason, because = pods_ready.reason, pods_ready.message
     yield Finding(ConditionType.RUNNING, False, reason, cut(because))
@@ -189,7 +192,7 @@ def _unheard(snapshot: Snapshot, assessment: Assessment, pods_ready: Finding) ->
 def _cannot_answer(snapshot: Snapshot, assessment: Assessment) -> bool:
     """Whether it is known why the rendezvous of a job does not answer."""
     pod = assessment.rendezvous
-    is_starting = pod is None or (pod.phase == "Pending" and not has_run(snapshot))
+    is_starting = pod is None or pod.phase == "Pending"
     return not snapshot.is_reachable and (is_starting or bool(snapshot.unreachable_because))
 
 
