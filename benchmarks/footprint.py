@@ -30,7 +30,7 @@ from unbroken_core.settings import JobSettings
 from unbroken_core.wire import settings_to_json
 
 LIMIT_S = 30.0
-TOKEN = "the token of the footprint"
+TOKEN = "the-token-of-the-footprint"
 NUM_RANKS = 8
 
 

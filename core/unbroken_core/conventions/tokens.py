@@ -63,7 +63,7 @@ def checked_secret(content: bytes | str, what: str) -> str:
         # Files are read up to a limit, so how many there are is not known.
         raise InputError(f"{what}: want a token of at most {MAX_CHARACTERS} characters, got more")
     if not all("!" <= character <= "~" for character in text):
-        raise InputError(f"{what}: want a token in one line of ASCII characters, got other characters")
+        raise InputError(f"{what}: want a token in one line of ASCII characters without blanks, got other characters")
     if len(text) < MIN_CHARACTERS:
         raise InputError(f"{what}: want a token of at least {MIN_CHARACTERS} characters, got {len(text)}")
     return text
