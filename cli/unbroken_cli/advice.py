@@ -1,11 +1,12 @@
 """Pure: what a person should do next, with the job's own names in the commands."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from shlex import quote
 
-from unbroken_cli.job import FaultSummary, JobRecord, moment
+from unbroken_cli.job import ConditionRecord, FaultSummary, JobRecord, moment
 from unbroken_core.plurals import agreed, counted
 
 MIN_FAULTS_OF_A_BAD_NODE = 2
@@ -37,6 +38,8 @@ _WAITS = {
 _IN_QUARANTINE = "free or add nodes, or release one from quarantine: kubectl taint node NODE unbroken.dev/quarantine-"
 _CLAIM = "create or repair the PersistentVolumeClaim that the message names, or correct its name in the template"
 """The scheduler says of a claim that is missing or not bound what it says of a lack of nodes."""
+_MALFORMED = re.compile(r"/pods: (400|422) ")
+"""An admission webhook or policy may answer so as well, and says that it denied the request."""
 
 _ENDS = {
     "FailedAfterTraining": "fix what the script does after the training function; the end of its pod's log says more",
@@ -68,6 +71,13 @@ _CAUSES = {
 
 _ON_PURPOSE = ("pod-leaving", "capacity-returned")
 """Causes that are no faults: the log of such a pod explains nothing."""
+_OPTIONS = {
+    "timeouts.softSeconds": "--soft-timeout",
+    "timeouts.startupSeconds": "--startup-timeout",
+    "spec.restart.growBackSeconds": "--grow-back",
+}
+"""By field of a job's spec, the option of `unbroken run`; a rendezvous does not say which of the two it serves."""
+_STILL_THERE = "(as long as the pod is there)"
 
 
 def next_steps(job: JobRecord, now: datetime) -> tuple[str, ...]:
@@ -85,7 +95,7 @@ def next_steps(job: JobRecord, now: datetime) -> tuple[str, ...]:
             "to be sure, ask the rendezvous itself: docs/operations/on-call.md, Ask the rendezvous; of an operator "
             "with --lease NAMESPACE/NAME it can be seen here whether it runs"
         )
-    return tuple(dict.fromkeys(steps)) or (_nothing(job),)
+    return tuple(dict.fromkeys(_with_options(job, step) for step in steps)) or (_nothing(job),)
 
 
 def fault_steps(job: JobRecord, fault: FaultSummary) -> list[str]:
@@ -94,13 +104,18 @@ def fault_steps(job: JobRecord, fault: FaultSummary) -> list[str]:
     words = _CAUSES.get(fault.cause)
     if words is not None and (fault.node or "{node}" not in words):
         who = "each rank, as listed in the fault," if fault.rank is None else f"rank {fault.rank}"
-        steps.append(words.format(who=who, node=quote(fault.node)))
+        steps.append(_with_options(job, words.format(who=who, node=quote(fault.node))))
     if fault.pod and job.namespace and fault.cause not in _ON_PURPOSE:
-        steps.append(
-            f"{_kubectl(job)} logs {quote(fault.pod)} -c {quote(job.container)} --tail=100   "
-            "(as long as the pod is there)"
-        )
+        steps.append(f"{_kubectl(job)} logs {quote(fault.pod)} -c {quote(job.container)} --tail=100   {_STILL_THERE}")
     return steps
+
+
+def _with_options(job: JobRecord, step: str) -> str:
+    """Add the option of `unbroken run` to a field, unless the job was read from a cluster."""
+    for field, option in () if job.namespace else _OPTIONS.items():
+        if f"(unbroken run: {option})" not in step:
+            step = step.replace(field, f"{field} (unbroken run: {option})")
+    return step
 
 
 def recent_faults(job: JobRecord, now: datetime) -> list[FaultSummary]:
@@ -147,12 +162,7 @@ def _state_steps(job: JobRecord, last: FaultSummary | None) -> Iterator[str]:
         selector = f"unbroken.dev/job={job.name},unbroken.dev/component=rendezvous"
         yield f"{_kubectl(job)} describe pods -l {selector}   {_why_unknown(job)}"
     if job.state == "Failed":
-        if job.reason in _ENDS:
-            yield _ENDS[job.reason]
-        if last is not None:
-            yield from fault_steps(job, last)
-        if job.namespace:
-            yield f"{_kubectl(job)} delete rtj {quote(job.name)}   (then apply it again: a failed job stays as it is)"
+        yield from _failure_steps(job, last)
         return
     admitted = job.condition("Admitted")
     if admitted is not None and admitted.reason == "InvalidSpec" and job.state != "Complete":
@@ -161,14 +171,42 @@ def _state_steps(job: JobRecord, last: FaultSummary | None) -> Iterator[str]:
         yield from _wait_steps(job)
 
 
+def _failure_steps(job: JobRecord, last: FaultSummary | None) -> Iterator[str]:
+    if job.reason in _ENDS:
+        yield _ENDS[job.reason]
+    if last is not None and not last.is_recovered:
+        yield from fault_steps(job, last)
+    elif job.namespace and job.reason != "DeadlineExceeded":
+        yield f"{_kubectl(job)} logs {_whose_log(job)} -c {quote(job.container)} --tail=100   {_STILL_THERE}"
+    if job.namespace:
+        yield f"{_kubectl(job)} delete rtj {quote(job.name)}   (then apply it again: a failed job stays as it is)"
+
+
+def _whose_log(job: JobRecord) -> str:
+    """Return the pod that the message names, for kubectl; else all of the job's."""
+    named = re.search(rf"(?<![\w.-]){re.escape(job.name)}-\d{{1,10}}(?![\w.-]*\w)", job.message)
+    return (
+        quote(named[0]) if named else f"-l unbroken.dev/job={quote(job.name)},unbroken.dev/component=trainer --prefix"
+    )
+
+
 def _without_operator(job: JobRecord) -> Iterator[str]:
     selector = "app.kubernetes.io/name=unbroken-operator"
     yield f"bring the operator back; see its pods and their logs: kubectl get pods -A -l {selector}"
     if job.state not in ("Complete", "Failed", "Suspended", "Invalid"):
-        yield "meanwhile ask the rendezvous itself: docs/operations/on-call.md, Ask the rendezvous"
+        yield (
+            "meanwhile ask the rendezvous itself, as long as its pod is there: docs/operations/on-call.md, Ask the "
+            "rendezvous; only an operator makes another pod"
+        )
 
 
 def _wait_steps(job: JobRecord) -> Iterator[str]:
+    refusal = _refusal(job)
+    if refusal is not None and job.state == "Recovering":
+        # What it waits for does not come by itself, nor with more nodes.
+        yield f"{_wait(refusal.reason, refusal.message)}: {refusal.message}"
+        yield from _keep_pods(job)
+        return
     if job.reason == "NameTaken":
         what = f"delete pods,services,secrets,networkpolicies -l unbroken.dev/job={quote(job.name)}"
         yield f"if an earlier job left them (--cascade=orphan): {_kubectl(job)} {what}"
@@ -182,6 +220,9 @@ def _wait(reason: str, message: str) -> str:
         return _CLAIM
     if reason == "PodsUnschedulable" and "unbroken.dev/quarantine" in message:
         return _IN_QUARANTINE
+    if reason == "WriteRefused" and _MALFORMED.search(message) and "denied" not in message:
+        part = "spec.rendezvous" if re.search(r"-rendezvous-[0-9]+: POST ", message) else "spec.template"
+        return f"correct {part}, or revert its last change: no pod can be made of it, as the message says"
     return _WAITS[reason]
 
 
@@ -192,6 +233,7 @@ def _strength_steps(job: JobRecord) -> Iterator[str]:
     if pods is not None and pods.status == "False" and pods.reason in _WAITS:
         # What keeps new pods away says better than their number what would help.
         yield f"{_wait(pods.reason, pods.message)}: {pods.message}"
+        yield from _keep_pods(job)
         return
     if job.lost_ranks and "; more join " in job.message:
         yield "wait: spares join at the step that the message names"
@@ -212,6 +254,17 @@ def _strength_steps(job: JobRecord) -> Iterator[str]:
         yield "add nodes, or raise spares.count: no spare is ready, the next lost pod costs ranks or a wait"
 
 
+def _refusal(job: JobRecord) -> ConditionRecord | None:
+    """Return what says that the API server refuses pods; None when it does not."""
+    pods = job.condition("PodsReady")
+    return pods if pods is not None and (pods.status, pods.reason) == ("False", "WriteRefused") else None
+
+
+def _keep_pods(job: JobRecord) -> Iterator[str]:
+    if _refusal(job) is not None:
+        yield "until then delete no pods of this job: nothing can take their place"
+
+
 def _is_starting(job: JobRecord) -> bool:
     """Whether pods are on their way that nothing keeps from coming up."""
     pods, spares = job.condition("PodsReady"), job.condition("SparesExhausted")
@@ -221,7 +274,7 @@ def _is_starting(job: JobRecord) -> bool:
 
 def _condition_steps(job: JobRecord) -> Iterator[str]:
     current = job.condition("UpToDate")
-    if current is not None and current.status == "False" and job.state == "Running":
+    if current is not None and current.status == "False" and job.state == "Running" and _refusal(job) is None:
         yield current.message
     known = job.condition("TopologyKnown")
     if known is not None and known.status == "False" and job.state in ("Forming", "Running", "Recovering"):

@@ -7,7 +7,7 @@ from html import escape
 from unbroken_cli.advice import next_steps
 from unbroken_cli.drawings import PHASE_COLOURS, bars, shares_bar, time_line
 from unbroken_cli.job import FaultSummary, JobRecord
-from unbroken_cli.text import clock, culprit, done, headline, phases_of, time_text
+from unbroken_cli.text import clock, count_text, culprit, done, headline, iteration_text, phases_of, time_text
 from unbroken_core.conventions.printable import printable_lines
 
 _STYLE = """
@@ -78,10 +78,10 @@ def _sections(job: JobRecord, now: datetime) -> Iterator[str]:
 def _tiles(job: JobRecord) -> str:
     ettr = "-" if job.ettr is None else f"{job.ettr:.3f}"
     values = (
-        ("active ranks", str(job.active_ranks)),
-        ("spare", str(job.spare_ranks)),
-        ("lost", str(job.lost_ranks)),
-        ("iteration", str(job.iteration)),
+        ("active ranks", count_text(job.active_ranks)),
+        ("spare", count_text(job.spare_ranks)),
+        ("lost", count_text(job.lost_ranks)),
+        ("iteration", iteration_text(job)),
         ("restarts", str(job.restarts)),
         ("ETTR", ettr),
     )

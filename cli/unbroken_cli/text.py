@@ -45,13 +45,17 @@ def status_lines(job: JobRecord, now: datetime) -> list[str]:
     if job.memory:
         lines += _row("memory", job.memory)
     if last is None:
-        has_fault = job.state == "Failed" and job.reason not in ("DeadlineExceeded", "")
-        lines += _row("last fault", "none recovered: the job failed as said above" if has_fault else "none")
+        lines += _row("last fault", _no_fault(job))
     else:
         lines += _row("last fault", f"{_when(last.started_at, now)}: {_what(last)}   (number {last.id})")
         lines += _row("culprit", culprit(last))
         lines += _row("done", done(last, job))
     return lines + _steps(next_steps(job, now))
+
+
+def _no_fault(job: JobRecord) -> str:
+    has_failed = job.state == "Failed" and job.reason not in ("DeadlineExceeded", "")
+    return "none recovered: the job failed as said above" if has_failed else "none"
 
 
 def _said_before(job: JobRecord) -> str:
@@ -60,12 +64,17 @@ def _said_before(job: JobRecord) -> str:
     return ": ".join(filter(None, words)) or "nothing"
 
 
+def doubt(job: JobRecord) -> str:
+    """Return why what is written of it may not be true by now; "" when nothing says so."""
+    if job.deleting:
+        return f"BEING DELETED {job.deleting}"
+    return f"UNKNOWN: {job.stale}" if job.stale and job.state not in ("Complete", "Failed") else ""
+
+
 def headline(job: JobRecord) -> str:
     """Return whether it trains, as the first words of everything."""
-    if job.deleting:
-        return f"BEING DELETED {job.deleting}. What follows was written before"
-    if job.stale and job.state not in ("Complete", "Failed"):
-        return f"UNKNOWN: {job.stale}. What follows was written before"
+    if why := doubt(job):
+        return f"{why}. What follows was written before"
     because = f": {job.message}" if job.message else ""
     if job.is_training:
         return f"TRAINING{' when this was written' if job.unwatched else ''}, iteration {job.iteration}{because}"
@@ -83,6 +92,13 @@ def headline(job: JobRecord) -> str:
         "Failed": "FAILED",
     }.get(job.state, f"NOT TRAINING, state {job.state}")
     return f"{first}{because}"
+
+
+def faultless_lines(job: JobRecord, now: datetime) -> list[str]:
+    """Return what there is to say of a job without a fault."""
+    said = _row("it said", _said_before(job)) if job.stale or job.deleting else []
+    lines = [f"{job.title}: {headline(job)}", *said, *_row("last fault", _no_fault(job))]
+    return lines + _steps(next_steps(job, now))
 
 
 def why_lines(job: JobRecord, fault: FaultSummary, now: datetime) -> list[str]:
@@ -235,6 +251,16 @@ def _fault_line(fault: FaultSummary, job: JobRecord) -> str:
 def _cells(job: JobRecord) -> tuple[str, ...]:
     last = job.faults[-1].cause if job.faults else ""
     ettr = "" if job.ettr is None else f"{job.ettr:.2f}"
-    counts = (job.active_ranks, job.spare_ranks, job.lost_ranks, job.iteration, job.restarts)
-    shown = ("?" if count is None else str(count) for count in counts)
-    return (job.namespace, job.name, job.state or "Unseen", *shown, ettr, last)
+    ranks = map(count_text, (job.active_ranks, job.spare_ranks, job.lost_ranks))
+    counts = (*ranks, iteration_text(job), str(job.restarts))
+    return (job.namespace, job.name, job.state or "Unseen", *counts, ettr, last)
+
+
+def count_text(count: int | None) -> str:
+    """Return a count that may not be known."""
+    return "?" if count is None else str(count)
+
+
+def iteration_text(job: JobRecord) -> str:
+    """Return the iteration; before the first start there is none."""
+    return "-" if job.iteration < 0 else str(job.iteration)

@@ -45,6 +45,10 @@ class DomainTree:
     layers: tuple[str, ...]
     """Names of the layers, outermost first; empty names where the source does not tell them."""
     places: tuple[PodPlace, ...]
+    stale: str = ""
+    unwatched: str = ""
+    deleting: str = ""
+    """Whether roles are up to date: as in JobRecord."""
 
 
 def tree_from_objects(item: JsonObject, pods: Sequence[JsonObject]) -> DomainTree:

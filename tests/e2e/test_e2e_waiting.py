@@ -18,9 +18,9 @@ LABEL = "example.com/pool"
 
 
 def told_to_wait(now: Snapshot) -> bool:
-    """Whether the rendezvous itself has said that it waits for the cluster."""
+    """Whether it is said that the job waits for the cluster, and the rendezvous has spoken: its time-outs run."""
     ready, running = condition(now, "PodsReady"), condition(now, "Running")
-    is_told = ready.get("reason") == running.get("reason") == "PodsUnschedulable"
+    is_told = now.status is not None and ready.get("reason") == running.get("reason") == "PodsUnschedulable"
     # The scheduler tells of one pod after the other.
     return is_told and "2 wait for nodes (queued-0, queued-1)" in ready["message"]
 

@@ -95,6 +95,13 @@ def read_job(arguments: argparse.Namespace) -> JobRecord:
         # Without them only old details are missing.
         complain("unbroken", f"going on without Events: {error}")
         events = []
+    return job_from_cluster(cluster, item, events)
+
+
+def job_from_cluster(
+    cluster: "ClusterClient", item: dict[str, Any], events: Sequence[dict[str, Any]] = ()
+) -> JobRecord:
+    """Return what an object says, and whether an operator still keeps it up to date."""
     return job_from_objects(item, events, _staleness(cluster, [item])[_lease_of(item)])
 
 
@@ -121,12 +128,24 @@ def _lease_of(item: dict[str, Any]) -> str:
 
 
 def read_jobs(arguments: argparse.Namespace) -> list[JobRecord]:
-    """Read all jobs of the namespace that the options name, or of all."""
+    """Read all jobs of the namespace that the options name, or of all. Raises InputError and CommandError."""
     cluster = connect(arguments)
     namespace = None if arguments.all_namespaces else arguments.namespace or cluster.namespace
     items = cluster.jobs(namespace)
+    if namespace is not None and not items:
+        _check_namespace(cluster, namespace)
     stale = _staleness(cluster, items)
     return [job_from_objects(item, stale=stale[_lease_of(item)]) for item in items]
+
+
+def _check_namespace(cluster: "ClusterClient", name: str) -> None:
+    """Raise NotThere for a namespace that does not exist: a list of it is as empty as that of an idle one."""
+    try:
+        cluster.check_namespace(name)
+    except NotThere as error:
+        raise NotThere(f"{error}; see -n and -A") from error
+    except CommandError:
+        return  # Not everybody may ask.
 
 
 def read_job_status(arguments: argparse.Namespace) -> JobStatus:
@@ -184,6 +203,10 @@ def _elsewhere(cluster: "ClusterClient", name: str, namespace: str) -> str:
         pass
     try:
         here = sorted(item["metadata"]["name"] for item in cluster.jobs(namespace))
+        if not here:
+            cluster.check_namespace(namespace)
+    except NotThere:
+        return "; there is no such namespace; see -n and -A"
     except CommandError:
         return ""
     return f"; jobs there: {', '.join(here[:10])}" if here else "; there are no jobs; see -n and -A"

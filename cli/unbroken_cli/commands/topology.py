@@ -2,11 +2,12 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from unbroken_cli.commands.framework import connect, find_job, make_parser, read_job_status, run
-from unbroken_cli.tree import DomainTree, tree_from_objects, tree_from_status, tree_lines
+from unbroken_cli.commands.framework import connect, find_job, job_from_cluster, make_parser, read_job_status, run
+from unbroken_cli.text import UNWATCHED, doubt
+from unbroken_cli.tree import tree_from_objects, tree_from_status, tree_lines
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,14 +22,18 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _show(arguments: argparse.Namespace) -> tuple[list[str], Any]:
-    tree = _read(arguments)
-    return tree_lines(tree), asdict(tree)
-
-
-def _read(arguments: argparse.Namespace) -> DomainTree:
     if arguments.url is not None:
-        return tree_from_status(read_job_status(arguments))
+        tree = tree_from_status(read_job_status(arguments))
+        return tree_lines(tree), asdict(tree)
     cluster = connect(arguments)
     item = find_job(cluster, arguments)
     metadata = item["metadata"]
-    return tree_from_objects(item, cluster.pods(metadata["namespace"], metadata["name"]))
+    tree = tree_from_objects(item, cluster.pods(metadata["namespace"], metadata["name"]))
+    job = job_from_cluster(cluster, item)
+    lines = tree_lines(tree)
+    # A pod's state is its kubelet's word; who is active is that of the operator.
+    if why := doubt(job):
+        lines = [f"{job.title}: {why}. Roles were written before; with --url, the rendezvous tells them", *lines]
+    elif job.unwatched:
+        lines.append(f"PERHAPS NOT UP TO DATE: {UNWATCHED}")
+    return lines, asdict(replace(tree, stale=job.stale, unwatched=job.unwatched, deleting=job.deleting))

@@ -8,7 +8,7 @@ from typing import Any
 from unbroken_cli.advice import fault_steps, next_steps
 from unbroken_cli.commands.framework import make_parser, now, read_job, run
 from unbroken_cli.job import FaultSummary, JobRecord
-from unbroken_cli.text import headline, why_lines
+from unbroken_cli.text import faultless_lines, why_lines
 from unbroken_core.errors import InputError
 
 
@@ -27,10 +27,7 @@ def parser() -> argparse.ArgumentParser:
 def _show(arguments: argparse.Namespace) -> tuple[list[str], Any]:
     job = read_job(arguments)
     if not job.faults and arguments.fault is None:
-        return (
-            [f"{job.title}: no fault so far; {headline(job)}"],
-            {"job": job.name, "fault": None, "next": list(next_steps(job, now()))},
-        )
+        return faultless_lines(job, now()), {"job": job.name, "fault": None, "next": list(next_steps(job, now()))}
     fault = find_fault(job, arguments.fault)
     return why_lines(job, fault, now()), {"job": job.name, "fault": asdict(fault), "next": fault_steps(job, fault)}
 

@@ -63,6 +63,10 @@ class ClusterClient:
         where = "all namespaces" if namespace is None else f"namespace {namespace!r}"
         return self._list(_jobs_path(namespace), f"jobs in {where}", {})
 
+    def check_namespace(self, name: str) -> None:
+        """Raise NotThere when there is no such namespace, and CommandError when nobody says."""
+        self._get(f"/api/v1/namespaces/{quote(name, safe='')}", f"namespace {name!r}")
+
     def events(self, namespace: str, name: str, uid: str) -> list[JsonObject]:
         """Return the Events of a job."""
         selector = f"involvedObject.kind=ResilientTrainingJob,involvedObject.name={name},involvedObject.uid={uid}"

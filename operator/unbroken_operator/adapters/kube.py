@@ -28,13 +28,14 @@ from unbroken_operator.adapters.errors import (
     KubeRefused,
     KubeUnavailable,
 )
+from unbroken_operator.adapters.tasks.fair_gate import FairGate
 
 REQUEST_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 10.0
 WATCH_TIMEOUT_S = 290
 WATCH_SILENCE_S = 100.0
 """The API server sends a bookmark every minute: a watch that is silent for longer is dead."""
-NUM_PARALLEL = 64
+NUM_PARALLEL, NUM_OF_ONE_NAMESPACE = 64, 32
 """Calls at once. More of them wait here, where their time-out does not run yet: slow is not absent."""
 PAGE_SIZE, PAGE_BYTES = 100, 4 << 20
 """Objects and bytes that are read at once. An object may have 1.5 MB, and takes twenty times as much in memory."""
@@ -87,7 +88,7 @@ class Kube:
     def __init__(self, api: ApiClient, on_call: CallObserver) -> None:
         self._api = api
         self._on_call = on_call
-        self._gate = asyncio.Semaphore(NUM_PARALLEL)
+        self._gate = FairGate(NUM_PARALLEL, NUM_OF_ONE_NAMESPACE)
 
     @classmethod
     async def connect(cls, kubeconfig: str | None, on_call: CallObserver = lambda *_: None) -> "Kube":
@@ -187,7 +188,7 @@ class Kube:
         max_bytes: int | None = None,
     ) -> JsonObject:
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
-        async with self._gate:
+        async with self._gate.place(_namespace(path)):
             response = await self._request(
                 method, path, query=query, body=body, content_type=content_type, timeout=timeout
             )
@@ -341,6 +342,11 @@ def _status_message(text: str) -> str:
 
 def _retry_after_s(text: str) -> float | None:
     return min(float(text), 60.0) if text.isdecimal() else None
+
+
+def _namespace(path: str) -> str:
+    """Return the namespace in a path; empty for what is in none."""
+    return path.partition("/namespaces/")[2].partition("/")[0]
 
 
 def _resource(path: str) -> str:

@@ -18,7 +18,7 @@ from unbroken_core.settings import JobSettings, RungBudget, Timeouts, violations
 from unbroken_operator.api import health_models, layout, memory_rules, template_rules
 from unbroken_operator.api.models import Spec
 from unbroken_operator.api.pod_models import Variable
-from unbroken_operator.api.template_shapes import misshapen
+from unbroken_operator.api.template_shapes import misshapen, not_a_quantity
 from unbroken_operator.decisions.limits.images import NOT_ALLOWED, image_violation, is_allowed
 from unbroken_operator.decisions.limits.refusals import OperatorRefusal
 from unbroken_operator.decisions.limits.stored_status import STORED_STATUS, believed
@@ -108,6 +108,7 @@ def admit(job: Mapping[str, Any]) -> ValidSpec | InvalidSpec:
             "too: leave one of them out"
         )
     found += _template_violations(spec)
+    found += _resource_violations(spec)
     found += (f"spec.{text}" for text in memory_rules.refusals(_memory_and_template(spec)))
     found += (f"spec.health.{text}" for text in health_models.refusals(spec.health))
     names = spec.rendezvous.image_pull_secrets or ()
@@ -320,6 +321,15 @@ def _template_violations(spec: Spec) -> Iterator[str]:
         yield f"{where}.containers: names must differ, got {twice!r} more than once"
     yield from _key_violations(spec)
     yield from _variable_violations(pod.containers[0].env or (), f"{where}.containers[0].env")
+
+
+def _resource_violations(spec: Spec) -> Iterator[str]:
+    """Say which resources of our own containers are no quantities."""
+    for name, resources in (("sidecar", spec.sidecar.resources), ("rendezvous", spec.rendezvous.resources)):
+        given = {} if resources is None else {"limits": resources.limits, "requests": resources.requests}
+        for kind, values in given.items():
+            for key, value in (values or {}).items():
+                yield from not_a_quantity(f"spec.{name}.resources.{kind}.{key}", value)
 
 
 def _memory_and_template(spec: Spec) -> Mapping[str, Any]:

@@ -47,6 +47,11 @@ class Assessment:
     domains: Domains
     """Where the training pods are."""
 
+    @property
+    def awaited_rendezvous(self) -> PodView | None:
+        """The rendezvous pod to keep; without one, that which is to lead next."""
+        return self.rendezvous or self.succession.successor
+
     def role(self, pod: PodView) -> Role:
         """Return the role that the rendezvous reports, else the one that the pod was made for."""
         member = self.members.get(pod.uid)

@@ -164,6 +164,9 @@ def _check_words(kubeconfig: Path, namespace: str) -> None:
     unknown = ask("status", "nope", *place)
     assert unknown.returncode == 1
     assert unknown.stderr.rstrip().endswith("jobs there: digits"), unknown.stderr
+    typo = ask("status", *place[:2], "-n", f"{namespace}-x")
+    assert (typo.returncode, typo.stdout) == (1, "")
+    assert typo.stderr.startswith(f"unbroken status: namespace '{namespace}-x': there is none on "), typo.stderr
     not_kept = ask("why", "digits", "7", *place)
     assert not_kept.returncode == 2
     assert "numbers 1; got '7'" in not_kept.stderr

@@ -98,3 +98,14 @@ def test_jobs_with_little_to_tell_have_a_page_too(history: list[dict[str, Any]])
     page = a_page(history=history)
     assert page.open == []
     assert ("No fault so far." in page.text) is (history == [])
+
+
+def test_the_page_shows_no_number_where_there_is_none() -> None:
+    unknown = condition("Running", "Unknown", "WaitingForRendezvous", "it does not answer")
+    status = running(state="Unknown", conditions=[unknown], iteration=-1)
+    del status["ranks"]
+    text = html_report(job_of(status), NOW)
+    assert [re.findall(rf"<b>([^<]*)</b><span class=\"dim\">{name}<", text) for name in ("active ranks", "lost")] == [
+        ["?"]
+    ] * 2
+    assert '<b>-</b><span class="dim">iteration<' in text

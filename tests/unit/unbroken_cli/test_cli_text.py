@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
+from unbroken.run.flags import in_flags
+from unbroken_cli.advice import _OPTIONS, next_steps
 from unbroken_cli.commands.framework import _only
 from unbroken_cli.commands.why import find_fault
 from unbroken_cli.errors import CommandError
 from unbroken_cli.freshness import why_stale
 from unbroken_cli.job import JobRecord
 from unbroken_cli.sources.from_cluster import job_from_objects
-from unbroken_cli.text import age, list_lines, status_lines, timeline_lines, why_lines
+from unbroken_cli.text import age, faultless_lines, list_lines, status_lines, timeline_lines, why_lines
 from unbroken_core.errors import InputError
 
 NOW = datetime(2026, 1, 1, 0, 20, tzinfo=timezone.utc)
@@ -141,6 +143,35 @@ def test_status_names_the_state_first_and_advice_that_fits_it(status: dict[str, 
     assert any(advice in line for line in lines[1:]), lines
 
 
+POSTED = "3 of 4 training pods run; the API server refused digits-3: POST /api/v1/namespaces/ml/pods:"
+
+
+@pytest.mark.parametrize(
+    ("message", "advice"),
+    [
+        pytest.param(f"{POSTED} 400 quantities must match", "correct spec.template, or revert", id="malformed"),
+        pytest.param(f"{POSTED} 422 Pod is invalid: spec.x", "correct spec.template, or revert", id="invalid"),
+        pytest.param(
+            f"{POSTED} 422 Pod is invalid".replace("digits-3", "digits-rendezvous-3"),
+            "correct spec.rendezvous, or revert",
+            id="the rendezvous",
+        ),
+        pytest.param(f"{POSTED} 403 exceeded quota", "raise the quota", id="quota"),
+        pytest.param(f'{POSTED} 400 admission webhook "p" denied the request: no', "change the policy", id="webhook"),
+        pytest.param(f"{POSTED} 422 ValidatingAdmissionPolicy 'p' denied request", "change the policy", id="policy"),
+    ],
+)
+def test_what_helps_against_a_refusal_follows_from_what_the_api_server_answered(message: str, advice: str) -> None:
+    """And nobody is told to delete pods that nothing can replace."""
+    old = condition("UpToDate", "False", "TemplateOutdated", "2 of 2; delete them one by one, spares first")
+    refused = condition("PodsReady", "False", "WriteRefused", message)
+    for state, held in (("Running", "True"), ("Recovering", "False")):
+        trains = condition("Running", held, "BelowMinimumReplicas", "1 of 2 pods")
+        steps = next_steps(job_of(running(state=state, conditions=[trains, refused, old])), NOW)
+        assert advice in steps[0]
+        assert steps[1:] == ("until then delete no pods of this job: nothing can take their place",)
+
+
 def test_why_finds_the_detail_of_an_old_fault_in_its_event() -> None:
     message = (
         "rank 3 (pod digits-1, node node-a): process-signal: signal 11; recovered by rung pod in 0.412 s "
@@ -255,6 +286,7 @@ def test_what_no_operator_keeps_up_to_date_is_not_told_as_true() -> None:
     )
     assert lines[1] == "  it said    Running: 8 ranks train"
     assert any("bring the operator back" in line for line in lines)
+    assert any("as long as its pod is there" in line and "only an operator makes another" in line for line in lines)
     over = replace(job_of(running(state="Complete")), stale=job.stale)
     assert status_lines(over, NOW)[0].startswith("digits in namespace team-a: COMPLETE"), "an end stays true"
 
@@ -344,3 +376,74 @@ def test_of_an_operator_without_a_lease_nobody_can_tell_whether_it_is_there(stat
     assert ("TRAINING when this was written" in head) is is_said
     assert any("as of      14 min 0 s ago (2026-01-01T00:06:00Z)" in line for line in rest) is is_said
     assert any("ask the rendezvous itself" in line for line in rest) is is_said
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "log"),
+    [
+        pytest.param(
+            "FailedBeforeReady",
+            "digits-0 worker 0 ended 5 times: exited with code 3",
+            "logs digits-0 -c trainer --tail=100   (as long",
+            id="the first word",
+        ),
+        pytest.param(
+            "FatalExitCode", "rank 3 in digits-1 exited with code 3", "logs digits-1 -c trainer", id="further on"
+        ),
+        pytest.param(
+            "FailedBeforeReady",
+            "digits-rendezvous-1, my-digits-2 and digits-3.txt: see digits-12: it ends",
+            "logs digits-12 -c trainer",
+            id="names alike",
+        ),
+        pytest.param(
+            "StartupTimeout",
+            "nothing was ready within 600 s",
+            "logs -l unbroken.dev/job=digits,unbroken.dev/component=trainer --prefix -c trainer --tail=100",
+            id="no pod",
+        ),
+        pytest.param(
+            "FailedBeforeReady", "digits-" + "1" * 1_000_000, "logs -l unbroken.dev/job=digits", id="an endless number"
+        ),
+    ],
+)
+def test_why_of_a_job_that_failed_without_a_recovered_fault_leads_to_the_log_of_its_pod(
+    reason: str, message: str, log: str
+) -> None:
+    status = running(state="Failed", history=[], conditions=[condition("Failed", "True", reason, message)])
+    head, *rest = faultless_lines(job_of(status), NOW)
+    assert head == f"digits in namespace team-a: FAILED: {message}"
+    assert rest[0] == "  last fault none recovered: the job failed as said above"
+    assert any(f"kubectl -n team-a {log}" in line for line in rest), rest
+    earlier = job_of(status | {"history": [record(1)]})
+    assert any(f"kubectl -n team-a {log}" in line for line in status_lines(earlier, NOW)), "not that of a repaired one"
+
+
+def test_why_of_a_job_without_a_fault_says_first_that_nobody_knows() -> None:
+    job = replace(job_of(running(history=[])), stale=why_stale(LEASE, None, ""))
+    head, *rest = faultless_lines(job, NOW)
+    assert head.startswith("digits in namespace team-a: UNKNOWN: no operator keeps this up to date")
+    assert rest[:2] == ["  it said    Running: 8 ranks train", "  last fault none"]
+    assert rest[2].startswith("  next       bring the operator back")
+
+
+def test_a_field_to_change_is_told_with_the_option_of_a_job_that_may_have_no_spec() -> None:
+    asked = replace(job_of(running(history=[record(1, cause="soft-timeout")])), namespace="")
+    words = "if steps may take this long, raise timeouts.softSeconds"
+    told = f"{words} (unbroken run: --soft-timeout); else find where rank 3 stood still"
+    for lines in (status_lines(asked, NOW), why_lines(asked, asked.faults[0], NOW)):
+        assert [line.partition("next")[2].strip() for line in lines if words in line] == [told]
+    lines = status_lines(replace(asked, namespace="ml"), NOW)
+    assert any(f"{words}; else" in line for line in lines), "a job of a cluster has a spec"
+
+
+def test_the_options_that_advice_names_are_those_of_unbroken_run() -> None:
+    for field, option in _OPTIONS.items():
+        assert in_flags(field.removeprefix("spec.")) == option
+
+
+def test_a_job_that_never_started_has_no_iteration() -> None:
+    status = running(state="Forming", history=[], conditions=[])
+    del status["iteration"]
+    head, row = list_lines([job_of(status)])
+    assert row[head.index("ITERATION") :].split()[0] == "-"

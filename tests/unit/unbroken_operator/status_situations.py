@@ -1,11 +1,12 @@
 """Situations of a job as the operator sees them; docs/operations/situations.md shows what people read in each."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from unbroken_core.reasons import Cause, JobPhase, Reason, Rung
 
-from .operator_world import World, a_job, a_node, a_recovery, running_world
+from .operator_world import CONTAINER, World, a_job, a_node, a_recovery, running_world
 
 ACTIVE, SPARE = ["digits-0", "digits-1"], ["digits-2"]
 Situation = Callable[[], World]
@@ -48,6 +49,21 @@ def refused() -> World:
     return world
 
 
+def full(*, refusal: str = "") -> World:
+    """A new job in a cluster without room, where its rendezvous has no node either."""
+    world = World(a_job())
+    world.settle()
+    if refusal:
+        for name in world.names():
+            world.remove_pod(name)
+        world.refuse("digits-0", refusal)
+    text = "0/10 nodes are available: 10 node(s) were unschedulable."
+    for pod in world.pods.values():
+        lacks_node = {"type": "PodScheduled", "status": "False", "message": text}
+        pod["status"] = {"phase": "Pending", "conditions": [lacks_node]}
+    return world
+
+
 def gated() -> World:
     """A queue holds the pods back."""
     world = formed()
@@ -66,6 +82,21 @@ def silent(because: str = "connection refused", **status: Any) -> World:
     if status:
         (name,) = world.names("rendezvous")
         world.pods[name]["status"] = status
+    return world
+
+
+def returned(*, is_cordoned: bool = False) -> World:
+    """The operator was away while the job lost its rendezvous."""
+    world = running_world()
+    if is_cordoned:
+        world.nodes["a"]["spec"] = {"unschedulable": True}
+    world.report, world.report_from, world.is_reachable = None, "", False
+    world.remove_pod("digits-rendezvous-0")
+    world.settle()
+    lacks_node = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
+    for pod in world.pods.values():
+        if is_cordoned and pod["status"]["phase"] == "Pending":
+            pod["status"] = {"phase": "Pending", "conditions": [lacks_node]}
     return world
 
 
@@ -93,6 +124,22 @@ def edited(**spec: Any) -> World:
     world = running_world()
     world.job["spec"].update(spec)
     world.job["metadata"]["generation"] = 2
+    return world
+
+
+def edited_and_refused(*, is_training: bool = True) -> World:
+    """Somebody changed the template of a job that trains, and deleted pods that the API server does not make anew."""
+    world = hung_and_edited()
+    world.report = None if world.report is None else replace(world.report, recoveries=())
+    world.remove_pod("digits-2")
+    world.refuse("digits-3", NO_QUANTITY)
+    message = "iteration 0 runs with 4 ranks"
+    if is_training:
+        world.rendezvous_says(JobPhase.RUNNING, ACTIVE, [], message=message)
+        return world
+    world.remove_pod("digits-1")
+    message = "waits for pods: 1 of 2 are there (0 starting), at least 2 wanted"
+    world.rendezvous_says(JobPhase.INTERRUPTED, ACTIVE[:1], [], reason=Reason.BELOW_MINIMUM, message=message)
     return world
 
 
@@ -251,6 +298,10 @@ def _late() -> World:
 
 
 PROGRESS = "exception: ValueError: bad batch"
+NO_QUANTITY = (
+    'POST /api/v1/namespaces/ml/pods: 400 Pod in version "v1" cannot be handled as a Pod: quantities must match the '
+    "regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
+)
 HANG = "rank 2 hung for 60 s in its own code (train.py:41 load_batch) while ranks 0, 1, 3 waited in all_reduce"
 NOBODY = "rank not known: ranks 0-3 waited in all_reduce"
 
@@ -275,6 +326,8 @@ SITUATIONS: dict[str, Situation] = {
     "First start: pods are being made": lambda: _settled(World(a_job())),
     "Pods run, workers load": lambda: _forming("1 of 2 pods are ready, 3 have joined; not ready: digits-1"),
     "No node has room": lambda: pending("0/4 nodes are available: 4 Insufficient nvidia.com/gpu"),
+    "No node has room, not even for the rendezvous": full,
+    "No node has room for the rendezvous, and the pods are refused": lambda: full(refusal=NO_QUANTITY),
     "A PersistentVolumeClaim is missing": lambda: pending('persistentvolumeclaim "data" not found'),
     "The image cannot be pulled": lambda: pending("no such image", waiting="ImagePullBackOff"),
     "A Secret of the container is missing": lambda: pending(
@@ -297,6 +350,8 @@ SITUATIONS: dict[str, Situation] = {
         phase="Pending",
         conditions=[{"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}],
     ),
+    "The operator came back, and the rendezvous had gone": returned,
+    "The operator came back, the rendezvous had gone, and no node has room": lambda: returned(is_cordoned=True),
     "The rendezvous sends nonsense": _refused_report,
     "A new rendezvous takes over": restored,
     "An exception is recovered in process": lambda: recovering(
@@ -351,6 +406,13 @@ SITUATIONS: dict[str, Situation] = {
     "Its running spec was edited wrongly": lambda: edited(minReplicas=9),
     "Its template was changed": lambda: edited(
         template={"spec": {"containers": [{"name": "trainer", "image": "torch:3", "command": ["python3", "t.py"]}]}}
+    ),
+    "Its template was changed, and no pod can be made of it": edited_and_refused,
+    "Its template was changed, no pod can be made of it, and an active pod was deleted": lambda: edited_and_refused(
+        is_training=False
+    ),
+    "Its template got a quantity that is none": lambda: edited(
+        template={"spec": {"containers": [{**CONTAINER, "resources": {"limits": {"cpu": "abc"}}}]}}
     ),
     "The training has returned, processes end": lambda: phase(
         JobPhase.ENDING,

@@ -19,7 +19,7 @@ from unbroken_operator.decisions.reporting.silence import SILENT_S
 from unbroken_operator.decisions.reporting.status import status_patch
 from unbroken_operator.decisions.snapshot import pod_view
 
-from .operator_world import World, a_job, a_recovery, running_world
+from .operator_world import World, a_job, a_node, a_recovery, running_world
 
 
 def say(world: World, **fields: Any) -> None:
@@ -289,6 +289,41 @@ def test_a_rendezvous_without_a_node_makes_the_job_unknown_with_why_and_what_was
     assert world.condition("Running")[0] == "True"
 
 
+def _lacks_node(world: World, name: str) -> None:
+    told = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
+    world.pods[name]["status"] = {"phase": "Pending", "conditions": [told]}
+
+
+def test_a_new_job_says_what_keeps_its_pods_away_as_long_as_its_rendezvous_has_no_node_either() -> None:
+    """Before, it said for ever what was true before its pods were made: there is no rendezvous pod, wait."""
+    world = World()
+    world.settle()
+    assert _message(world, "Running") == "rendezvous pod digits-rendezvous-0 is starting"
+    _lacks_node(world, "digits-rendezvous-0")
+    world.settle()
+    assert world.condition("Running") == ("False", "PodsUnschedulable")
+    assert _message(world, "Running") == _message(world, "PodsReady")
+    world.refuse("digits-0", "pods are forbidden: exceeded quota")
+    world.settle()
+    assert world.condition("Running") == ("False", "WriteRefused")
+    assert world.job["status"]["state"] == "Forming"
+
+
+def test_a_job_that_starts_again_after_its_suspension_says_what_keeps_its_pods_away() -> None:
+    world = running_world()
+    world.job["spec"]["suspend"] = True
+    world.settle()
+    world.pods.clear()
+    world.report, world.report_from, world.is_reachable = None, "", False
+    world.settle()
+    world.job["spec"]["suspend"] = False
+    world.settle()
+    for name in list(world.pods):
+        _lacks_node(world, name)
+    world.settle()
+    assert world.condition("Running") == ("False", "PodsUnschedulable")
+
+
 def test_training_does_not_go_on_without_a_rendezvous_once_an_active_pod_has_gone() -> None:
     world = running_world()
     world.is_reachable, world.unheard_for_s = False, SILENT_S
@@ -308,6 +343,78 @@ def test_a_new_operator_takes_what_is_stored_for_true_only_until_the_rendezvous_
     world.settle()
     assert world.job["status"]["state"] == "Unknown"
     assert "This operator has not heard from it" in _message(world, "Running")
+
+
+def _forget(world: World) -> None:
+    """Let another operator take over, which has not heard of the job."""
+    world.report, world.report_from, world.is_reachable, world.heard_at = None, "", False, ""
+
+
+def _states(world: World) -> list[tuple[str, str, str]]:
+    """Return state, Running and its message after each write, until nothing is left to do."""
+    seen = []
+    while actions := world.actions():
+        for action in actions:
+            world.apply(action)
+            if isinstance(action, WriteStatus):
+                status, _ = world.condition("Running")
+                seen.append((world.job["status"]["state"], status, _message(world, "Running").partition(".")[0]))
+    return seen
+
+
+def test_a_new_operator_that_finds_no_rendezvous_says_from_its_first_write_on_that_nobody_knows() -> None:
+    """Before, it said for seconds: NOT TRAINING, state Running."""
+    world = running_world()
+    _forget(world)
+    world.remove_pod("digits-rendezvous-0")
+    assert _states(world) == [
+        ("Unknown", "Unknown", "there is no rendezvous pod at the moment"),
+        ("Unknown", "Unknown", "rendezvous pod digits-rendezvous-1 is starting"),
+    ]
+    assert "Training may go on meanwhile" in _message(world, "Running"), "it may have lost pods before"
+    _lacks_node(world, "digits-rendezvous-1")
+    assert _states(world) == [("Unknown", "Unknown", "rendezvous pod digits-rendezvous-1: 0/3 nodes are available")]
+
+
+def test_the_next_rendezvous_says_what_keeps_it_when_the_one_before_has_gone() -> None:
+    """All nodes are cordoned: it was made to stand by. Before, the status said that there was no rendezvous pod."""
+    world = running_world()
+    world.nodes["a"]["spec"] = {"unschedulable": True}
+    world.settle()
+    for name in ("digits-rendezvous-1", "digits-3"):
+        _lacks_node(world, name)
+    world.settle()
+    _forget(world)
+    world.remove_pod("digits-rendezvous-0")
+    (seen,) = _states(world)
+    assert seen == ("Unknown", "Unknown", "rendezvous pod digits-rendezvous-1: 0/3 nodes are available")
+    assert "the rendezvous pod digits-rendezvous-1 waits for a node, as 1 training pod does" in _message(
+        world, "PodsReady"
+    )
+
+
+def test_a_new_rendezvous_that_goes_again_before_it_knew_the_ranks_is_no_new_start_either() -> None:
+    """Before, the job was Forming from then on, and nothing said any more that it may train."""
+    world = running_world()
+    world.rendezvous_says(JobPhase.FORMING, [], [], term=2, message="0 of 2 pods are there")
+    world.heard_at = "2026-01-01T00:00:00Z"
+    world.settle()
+    world.is_reachable = False
+    world.settle()
+    assert world.job["status"]["state"] == "Unknown"
+    world.remove_pod("digits-rendezvous-0")
+    world.settle()
+    assert world.job["status"]["state"] == "Unknown"
+    assert "at 2026-01-01T00:00:00Z, it waited for the pods" in _message(world, "Running")
+
+
+def test_a_new_operator_takes_what_is_stored_for_true_while_the_node_of_the_rendezvous_is_lost() -> None:
+    world = running_world()
+    before = world.condition("Running")
+    _forget(world)
+    world.nodes["a"] = a_node("a", is_ready=False, rack="r1", nvlink="n1")
+    world.apply(next(action for action in world.actions() if isinstance(action, WriteStatus)))
+    assert (world.job["status"]["state"], world.condition("Running")) == ("Running", before)
 
 
 def test_a_new_rendezvous_that_does_not_know_the_ranks_yet_is_no_new_start() -> None:
@@ -443,7 +550,7 @@ def test_a_pod_that_does_not_come_up_is_shown_in_conditions_and_one_event(
     world.pods["digits-0"]["status"] = {"phase": "Running"}
     world.settle()
     assert world.condition("PodsReady") == ("False", reason)
-    assert world.condition("Running") == ("False", "WaitingForRendezvous")
+    assert world.condition("Running") == ("False", reason)
     (message,) = world.messages(reason)
     assert part in message
     world.unreachable_because = "the rendezvous does not answer"

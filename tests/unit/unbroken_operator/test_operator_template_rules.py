@@ -17,7 +17,7 @@ from unbroken_operator.decisions.objects.training_pods import template_digest, t
 from unbroken_operator.decisions.review import answer
 from unbroken_operator.decisions.snapshot import OperatorOptions
 
-from .operator_world import CONTAINER, World, a_job
+from .operator_world import CONTAINER, World, a_job, running_world
 from .test_operator_review import a_review
 
 JsonObject = dict[str, Any]
@@ -256,6 +256,7 @@ def test_nonsense_in_a_template_is_left_to_the_api_server(spec: JsonObject) -> N
     assert verdict.warnings == ()
 
 
+LIMIT = {"cpu": "abc"}
 MISSHAPEN = {
     "terminationGracePeriodSeconds: must be a whole number, got 'x'": pod(terminationGracePeriodSeconds="x"),
     "terminationGracePeriodSeconds: must be a whole number, got True": pod(terminationGracePeriodSeconds=True),
@@ -271,6 +272,68 @@ MISSHAPEN = {
         affinity={"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{}, "x"]}}}
     ),
 }
+
+
+GIB = {"requests": {"storage": "1Gib"}}
+NO_QUANTITIES = {
+    "spec.containers[0].resources.limits.cpu: must be a quantity": pod(container={"resources": {"limits": LIMIT}}),
+    "spec.containers[0].resources.requests.cpu: must be": pod(container={"resources": {"requests": {"cpu": True}}}),
+    "spec.initContainers[0].resources.limits.cpu": pod(
+        initContainers=[{"name": "i", "image": "i:1", "resources": {"limits": LIMIT}}]
+    ),
+    "spec.volumes[0].emptyDir.sizeLimit": pod(volumes=[{"name": "v", "emptyDir": {"sizeLimit": "1 Gi"}}]),
+    "spec.volumes[0].ephemeral.volumeClaimTemplate.spec.resources.requests.storage": pod(
+        volumes=[{"name": "v", "ephemeral": {"volumeClaimTemplate": {"spec": {"resources": GIB}}}}]
+    ),
+}
+
+
+@pytest.mark.parametrize("words", NO_QUANTITIES)
+def test_what_is_no_quantity_is_refused_with_its_place_and_a_job_that_trains_goes_on(words: str) -> None:
+    """Before, the CRD took it, the status advised to delete pods, and no pod could be made in their place."""
+    world = running_world()
+    world.job["spec"]["template"] = {"spec": NO_QUANTITIES[words]}
+    world.job["metadata"]["generation"] = 2
+    world.remove_pod("digits-2")
+    world.settle()
+    (admitted,) = (item for item in world.job["status"]["conditions"] if item["type"] == "Admitted")
+    assert (admitted["status"], admitted["reason"]) == ("False", "InvalidSpec")
+    assert words in admitted["message"]
+    assert "the spec before it stays in force" in admitted["message"]
+    assert world.created[-1] == "digits-3", "a pod of the spec before takes its place"
+
+
+@pytest.mark.parametrize("part", ["sidecar", "rendezvous"])
+def test_the_resources_of_our_own_containers_must_be_quantities_as_well(part: str) -> None:
+    job = a_job()
+    job["spec"][part] = {"resources": {"limits": LIMIT}}
+    verdict = admit(job)
+    assert isinstance(verdict, InvalidSpec)
+    assert verdict.violations == (
+        f'spec.{part}.resources.limits.cpu: must be a quantity such as "500m", "8" or "2Gi", got \'abc\'',
+    )
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["8", 8, 0.5, "500m", "1.5k", "2Gi", ".5", "1.", "1e3", "1E3", "1e-3", "1E", "+1", " 1 ", "-1", "9" * 200, 10**400],
+    ids=lambda value: str(value)[:12],
+)
+def test_what_the_api_server_takes_for_a_quantity_is_left_to_it(value: object) -> None:
+    assert isinstance(
+        admit(a_job(template={"spec": pod(container={"resources": {"limits": {"x": value}}})})), ValidSpec
+    )
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "abc", "1Xi", "1ki", "1Gib", "1e", "1 Gi", ".", "--1", "\u0661", "1\n", True, [], {}, "9" * 200_000 + "x"],
+    ids=lambda value: str(value)[:12],
+)
+def test_what_is_no_quantity_is_told_in_few_words_and_soon_however_long_it_is(value: object) -> None:
+    verdict = admit(a_job(template={"spec": pod(container={"resources": {"limits": {"x": value}}})}))
+    assert isinstance(verdict, InvalidSpec)
+    assert len(verdict.message) < 200
 
 
 @pytest.mark.parametrize("words", MISSHAPEN)

@@ -67,6 +67,20 @@ def test_pods_that_run_stay_as_they_are_and_the_condition_names_them() -> None:
     assert "1 of 3 training pods were made from an earlier template (digits-3)" in told["message"], "taken back"
 
 
+def test_nobody_is_told_to_delete_pods_whose_successors_do_not_come_up() -> None:
+    """Before, the advice went on when the API server refused the new pods, and named the active ones."""
+    world = trains()
+    change(world)
+    world.remove_pod("digits-2")
+    world.refuse("digits-3", "POST /api/v1/namespaces/ml/pods: 422 Pod is invalid")
+    world.settle()
+    (told,) = (item for item in world.job["status"]["conditions"] if item["type"] == "UpToDate")
+    assert told["message"] == (
+        "2 of 2 training pods were made from an earlier template (digits-0, digits-1); "
+        "delete none of them before PodsReady is True: the pods that take their place must come up"
+    )
+
+
 def test_a_job_whose_template_never_changed_says_nothing_of_it() -> None:
     world = trains()
     assert not [item for item in world.job["status"]["conditions"] if item["type"] == "UpToDate"]

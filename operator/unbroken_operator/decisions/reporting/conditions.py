@@ -46,7 +46,8 @@ def findings(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec, assessment: A
         if verdict.settings.layers and assessment.domains.by_pod:
             found.append(_topology_known(verdict, assessment))
         found += _progress(snapshot, verdict, assessment, problem)
-        found += [] if assessment.outcome is not None else up_to_date(snapshot, verdict, assessment)
+        if assessment.outcome is None:
+            found += up_to_date(snapshot, verdict, assessment, are_pods_ready=bool(problem.is_true))
     elif is_unknown(snapshot):
         found += unknown(snapshot, assessment)
     elif snapshot.report is not None and snapshot.is_reachable:
@@ -161,16 +162,8 @@ def _progress(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, po
     if is_unknown(snapshot):
         yield from unknown(snapshot, assessment)
         return
-    because = snapshot.unreachable_because
-    if assessment.rendezvous is None and not snapshot.is_reachable:
-        because = why_silent(snapshot, assessment)
-    if because and (report is None or report.iteration < 0):
-        yield _without_rendezvous(because, pods_ready, silent_reason(snapshot))
-        return
-    if report is None:
-        # After a start of the operator what is stored stays true until the rendezvous has been asked.
-        if all(item["type"] != ConditionType.RUNNING.value for item in snapshot.status.get("conditions") or ()):
-            yield _without_rendezvous("the rendezvous has not answered yet", pods_ready)
+    if report is None or (report.iteration < 0 and _cannot_answer(snapshot, assessment)):
+        yield from _unheard(snapshot, assessment, pods_ready)
         return
     yield _running(report, pods_ready)
     yield _recovering(report)
@@ -181,11 +174,30 @@ def _progress(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, po
         yield from spares_spread(snapshot, verdict, assessment, report)
 
 
-def _without_rendezvous(because: str, pods_ready: Finding, reason: Reason = Reason.WAITING_FOR_RENDEZVOUS) -> Finding:
-    message = because
+def _unheard(snapshot: Snapshot, assessment: Assessment, pods_ready: Finding) -> Iterator[Finding]:
+    """Say why a job does not train of which no rendezvous has told; nothing while what is stored may still be true."""
+    because, reason = "the rendezvous has not answered yet", silent_reason(snapshot)
+    cannot_answer = _cannot_answer(snapshot, assessment)
+    is_waiting = not cannot_answer and not _is_obstacle(pods_ready)
+    if _is_stored(snapshot, ConditionType.RUNNING) and (has_run(snapshot) or is_waiting):
+        # After a start of the operator what is stored stays true until the rendezvous has been asked.
+        return
+    if cannot_answer:
+        because = why_silent(snapshot, assessment)
     if _is_obstacle(pods_ready):
-        reason, message = pods_ready.reason, pods_ready.message
-    return Finding(ConditionType.RUNNING, False, reason, cut(message))
+        reason, because = pods_ready.reason, pods_ready.message
+    yield Finding(ConditionType.RUNNING, False, reason, cut(because))
+
+
+def _cannot_answer(snapshot: Snapshot, assessment: Assessment) -> bool:
+    """Whether it is known why the rendezvous of a job does not answer."""
+    pod = assessment.rendezvous
+    is_starting = pod is None or pod.phase == "Pending"
+    return not snapshot.is_reachable and (is_starting or bool(snapshot.unreachable_because))
+
+
+def _is_stored(snapshot: Snapshot, kind: ConditionType) -> bool:
+    return any(item["type"] == kind.value for item in snapshot.status.get("conditions") or ())
 
 
 def _is_obstacle(pods_ready: Finding) -> bool:

@@ -30,7 +30,7 @@ def pods_ready(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -
     if unstartable is not None:
         return finding(*unstartable)
     troubled = [
-        pod for pod in (assessment.rendezvous, *assessment.alive) if pod is not None and pod.problem is not None
+        pod for pod in (assessment.awaited_rendezvous, *assessment.alive) if pod is not None and pod.problem is not None
     ]
     if troubled:
         reason, text = _trouble(snapshot, troubled)
@@ -42,7 +42,9 @@ def pods_ready(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -
     if useless is not None:
         return finding(*useless)
     if assessment.rendezvous is None:
-        return finding(Reason.WAITING_FOR_RENDEZVOUS, "the rendezvous pod is being created")
+        successor = assessment.succession.successor
+        text = "the rendezvous pod is being created" if successor is None else f"{successor.name} is to lead next"
+        return finding(Reason.WAITING_FOR_RENDEZVOUS, text)
     if running < wanted:
         return finding(Reason.WAITING_FOR_PODS, counted(wanted - running, "is being created", "are being created"))
     return Finding(ConditionType.PODS_READY, True, Reason.PODS_READY, count)
@@ -76,16 +78,18 @@ def _circle(snapshot: Snapshot) -> str:
     )
 
 
-def up_to_date(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -> Iterator[Finding]:
+def up_to_date(
+    snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, *, are_pods_ready: bool
+) -> Iterator[Finding]:
     """Say which pods are old, from the first change of the template on."""
     outdated = assessment.outdated
     if outdated:
-        is_rolling = verdict.spec.update_policy is UpdatePolicy.ROLLING
-        text = (
-            "ranks move to new pods as soon as those are ready"
-            if is_rolling
-            else "delete them one by one, spares first, or set spec.updatePolicy to Rolling"
-        )
+        text = "delete them one by one, spares first, or set spec.updatePolicy to Rolling"
+        if verdict.spec.update_policy is UpdatePolicy.ROLLING:
+            text = "ranks move to new pods as soon as those are ready"
+        elif not are_pods_ready:
+            # The new template may be what keeps them from it.
+            text = "delete none of them before PodsReady is True: the pods that take their place must come up"
         alive = counted(len(assessment.alive), "training pod was", "training pods were")
         message = f"{len(outdated)} of {alive} made from an earlier template"
         message = f"{message} ({pod_names(outdated)}); {text}"

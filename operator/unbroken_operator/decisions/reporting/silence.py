@@ -1,9 +1,10 @@
 """Pure: what is said of a job that has run while nobody knows what it does now.
 
     no answer for SILENT_S        its rendezvous is away: pod pending, node lost, network cut
+    nobody to be asked            no rendezvous pod runs, and this operator has not heard of the job yet
     an answer without a world     a new rendezvous, to which the pods have not come back yet
 
-Its training may go on in both cases. So it is neither Running nor at rest: it is Unknown, with what was known last.
+Its training may go on in all cases. So it is neither Running nor at rest: it is Unknown, with what was known last.
 """
 
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from unbroken_core.reasons import JobPhase, Reason, Role
 from unbroken_operator.api.status_models import ConditionType, JobStateWord
 from unbroken_operator.decisions.assessment import Assessment
 from unbroken_operator.decisions.reporting.finding import Finding, cut, listed
-from unbroken_operator.decisions.snapshot import Snapshot
+from unbroken_operator.decisions.snapshot import PodView, Snapshot
 
 SILENT_S = 5.0
 """Without an answer for so long, nobody says any more that a job trains. A rendezvous starts within a second or two."""
@@ -29,11 +30,18 @@ _AT_WORK = (JobStateWord.RUNNING.value, JobStateWord.RECOVERING.value, JobStateW
 
 def is_unknown(snapshot: Snapshot) -> bool:
     """Return whether a job has run, and nobody knows what it does now."""
-    return is_taken_over(snapshot) if snapshot.is_reachable else has_run(snapshot) and silent_in_s(snapshot) <= 0
+    if snapshot.is_reachable or not has_run(snapshot):
+        return is_taken_over(snapshot)
+    is_unheard = snapshot.report is None and not any(map(_may_answer, snapshot.rendezvous_pods()))
+    return is_unheard or is_taken_over(snapshot) or silent_in_s(snapshot) <= 0
+
+
+def _may_answer(pod: PodView) -> bool:
+    return bool(pod.ip) and not (pod.is_terminal or pod.is_deleting or pod.is_standby)
 
 
 def is_taken_over(snapshot: Snapshot) -> bool:
-    """Return whether a new rendezvous answers for a job that has run, and does not know its ranks yet."""
+    """Return whether the last to answer for a job that has run is a new rendezvous without its ranks yet."""
     report = snapshot.report
     is_new = report is not None and report.iteration < 0 and report.phase is JobPhase.FORMING
     return is_new and snapshot.status.get("state") in _AT_WORK
@@ -46,7 +54,8 @@ def silent_in_s(snapshot: Snapshot) -> float:
 
 def look_again_s(snapshot: Snapshot) -> float | None:
     """Return when a rendezvous that does not answer now will count as silent; None when it answers, or does already."""
-    return None if snapshot.is_reachable or not has_run(snapshot) else silent_in_s(snapshot) or None
+    is_decided = snapshot.is_reachable or not has_run(snapshot) or is_unknown(snapshot)
+    return None if is_decided else silent_in_s(snapshot) or None
 
 
 def unknown(snapshot: Snapshot, assessment: Assessment | None) -> Iterator[Finding]:
@@ -73,13 +82,15 @@ def silent_reason(snapshot: Snapshot) -> Reason:
 
 def why_silent(snapshot: Snapshot, assessment: Assessment | None) -> str:
     """Return what keeps the rendezvous from answering, as far as it is known."""
-    pod = None if assessment is None else assessment.rendezvous
+    pod = None if assessment is None else assessment.awaited_rendezvous
     if pod is None:
         return snapshot.unreachable_because or "there is no rendezvous pod at the moment"
     if pod.problem is not None:
         return f"rendezvous pod {pod.name}: {pod.problem.message.rstrip('.')}"
     if pod.phase == "Pending":
         return f"rendezvous pod {pod.name} is starting"
+    if pod.is_standby:
+        return f"rendezvous pod {pod.name} is about to lead"
     return snapshot.unreachable_because or f"rendezvous pod {pod.name} does not answer"
 
 
@@ -90,14 +101,16 @@ def _meanwhile(assessment: Assessment | None) -> str:
     gone = [member.pod for uid, member in members.items() if member.role is Role.ACTIVE and uid not in present]
     if gone:
         return f"Since then {listed(gone)} has gone: the training stands still until the rendezvous is back"
-    return "Training goes on meanwhile; a fault is repaired only when the rendezvous is back"
+    # Whose pods nobody has told may have lost some before.
+    goes_on = "goes on" if members else "may go on"
+    return f"Training {goes_on} meanwhile; a fault is repaired only when the rendezvous is back"
 
 
 def _last_known(snapshot: Snapshot) -> str:
     report = snapshot.report
     if report is None or not snapshot.heard_at:
         return "This operator has not heard from it. "
-    doing = "it was repairing a fault"
+    doing = "it was repairing a fault" if report.iteration >= 0 else "it waited for the pods"
     if report.phase is JobPhase.RUNNING:
         doing = f"{counted(report.world_size, 'rank')} trained in iteration {report.iteration}"
     return f"When it was last heard, at {snapshot.heard_at}, {doing}. "
