@@ -44,6 +44,7 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     **{f"status.time.{name}RankSeconds": _RANK_SECONDS for name in ("progress", "held", "wanted")},
 }
 """Of numbers that a coordinator is told, or that pods are named after; tighter than what may be written."""
+_BOUNDED = frozenset(path.split(".")[1] for path in _BOUNDS)
 _LAYER = re.compile(r"[a-z0-9][a-z0-9-]*=[A-Za-z0-9][A-Za-z0-9._/-]*", re.ASCII)
 _WANTED_ACCEPTED = f"ranksPerPod from 1 to {MAX_RANKS_PER_POD}, layers as NAME=LABEL, isInProcess"
 
@@ -64,7 +65,9 @@ def believed(stored: Any) -> tuple[dict[str, Any], tuple[StatusFault, ...]]:
     """
     status = stored if isinstance(stored, Mapping) else {}
     dropped: list[StatusFault] = []
-    kept = {key: _bounded(f"status.{key}", value, dropped) for key, value in status.items()}
+    kept = {
+        key: _bounded(f"status.{key}", value, dropped) if key in _BOUNDED else value for key, value in status.items()
+    }
     kept = {key: value for key, value in kept.items() if value is not None}
     if "accepted" in kept and not _is_sound_accepted(kept["accepted"]):
         dropped.append(_fault("status.accepted", kept.pop("accepted"), _WANTED_ACCEPTED))
@@ -127,6 +130,8 @@ def _without_no_time(condition: Mapping[str, Any]) -> dict[str, Any]:
 
 def _differences(where: str, seen: Any, found: Any) -> Iterator[StatusFault]:
     """Yield what does not fit the CRD's schema."""
+    if seen == found:
+        return
     if isinstance(seen, Mapping) and isinstance(found, Mapping):
         for key, value in seen.items():
             if key not in found:
@@ -136,7 +141,7 @@ def _differences(where: str, seen: Any, found: Any) -> Iterator[StatusFault]:
     elif isinstance(seen, list) and isinstance(found, list) and len(seen) == len(found):
         for index, (value, other) in enumerate(zip(seen, found, strict=True)):
             yield from _differences(f"{where}[{index}]", value, other)
-    elif seen != found:
+    else:
         yield _fault(where, seen, "what the CRD allows, times of RFC 3339")
 
 
