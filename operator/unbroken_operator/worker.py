@@ -11,6 +11,7 @@ import dataclasses
 import datetime
 import logging
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -49,6 +50,7 @@ from unbroken_operator.decisions.limits.budgets import PLANS, Budget, full, spen
 from unbroken_operator.decisions.limits.refusals import OperatorRefusal
 from unbroken_operator.decisions.limits.report import ReportLimits, report_limits, wanted_pods
 from unbroken_operator.decisions.limits.rollouts import RETRY_S
+from unbroken_operator.decisions.limits.stored_status import STORED_STATUS, believed
 from unbroken_operator.decisions.limits.weight import is_heavy
 from unbroken_operator.decisions.memory import JobMemory
 from unbroken_operator.decisions.plan import plan
@@ -76,6 +78,8 @@ HEAVY_PLANS = 5.0
 """So many others a plan of a heavy spec counts for: large jobs share the thread."""
 NUM_MORE = 64
 """Training pods that a job may have for a moment beside those that it wants: more are not looked at for tokens."""
+MAX_TOLD_FIELDS, MAX_FIELD = 32, 100
+"""Fields of a status that are told of, once each, and characters of the name of each."""
 PEAK_S = 600.0
 """So long a job counts as having been as large as it was."""
 
@@ -105,6 +109,9 @@ class JobWorker:
         self._plans = full(PLANS, time.monotonic())
         self._peak = (0, 0.0)
         """Most training pods lately, and when that was."""
+        self._told: set[str] = set()
+        """Fields of the status that were not believed and told of."""
+        self._tell_of_status(job)
         self._counted_generation: int | None = None
         """Of the last spec whose refusal was counted."""
         count = shared.metrics.count_refusal
@@ -130,7 +137,17 @@ class JobWorker:
             self._has_new_spec = True
             self._is_heavy = is_heavy(job.get("spec"))
         self.job = job
+        self._tell_of_status(job)
         self._wake.set()
+
+    def _tell_of_status(self, job: Mapping[str, Any]) -> None:
+        """Tell once of each field of the status that somebody else must have written."""
+        for fault in believed(job[STORED_STATUS])[1] if STORED_STATUS in job else ():
+            field = re.sub(r"[^A-Za-z.]", "", fault.field)[:MAX_FIELD]
+            if field not in self._told and len(self._told) < MAX_TOLD_FIELDS:
+                self._told.add(field)
+                words = (fault.field[:MAX_FIELD], fault.seen, fault.wanted)
+                logger.warning("status is not believed job=%s/%s field=%s seen=%s wanted=%s", *self.key, *words)
 
     async def run(self) -> None:
         """Run until cancelled, or until the job is gone."""

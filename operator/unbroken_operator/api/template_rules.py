@@ -8,6 +8,7 @@ between trainer and agent only by the node's hand is warned of: Pod Security is 
              pull secret
     refused  a mount of the operator's volumes                        the token itself
     refused  the operator's names                                     two containers or volumes of one name
+    refused  ephemeral containers                                     no pod can be made with them
     warned   privileged containers, CAP_SYS_ADMIN, the node's own     root on the node reads every token there
              folders
 """
@@ -130,6 +131,15 @@ def _secret(where: str, name: Any) -> Iterator[str]:
         yield f"{where}: {HELD}, got {_shown(name)}"
 
 
+EPHEMERAL = "ephemeralContainers: a pod cannot be created with any: remove them, and add one to a pod that runs"
+"""The API server refuses such pods. No rule of the schema's, which does not have the field."""
+
+
+def _ephemeral_containers(pod: Part) -> Iterator[str]:
+    if pod.get("ephemeralContainers"):
+        yield EPHEMERAL
+
+
 POD_RULES = (
     _flag("shareProcessNamespace", _OWN_TOKEN),
     _flag("hostPID", _ALL_TOKENS),
@@ -187,6 +197,7 @@ def refusals(pod: Part) -> Iterator[str]:
     """Yield what is refused of a template's pod spec, as the API has it, each with its place below it."""
     for rule in POD_RULES:
         yield from rule.find(pod)
+    yield from _ephemeral_containers(pod)
     for kind in ("containers", "initContainers"):
         for index, container in enumerate(pod.get(kind) or ()):
             for rule in CONTAINER_RULES:

@@ -21,6 +21,7 @@ from unbroken_operator.api.pod_models import Variable
 from unbroken_operator.api.template_shapes import misshapen, not_a_quantity
 from unbroken_operator.decisions.limits.images import NOT_ALLOWED, image_violation, is_allowed
 from unbroken_operator.decisions.limits.refusals import OperatorRefusal
+from unbroken_operator.decisions.limits.stored_status import STORED_STATUS, believed
 from unbroken_operator.decisions.limits.weight import num_characters
 
 MAX_SHOWN = 8
@@ -120,10 +121,14 @@ def held(job: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what is kept of a job for as long as it exists; the verdict on it is the same.
 
     A spec that is too large to be acted on stays away: 1.3 MB of JSON may take 60 MB as objects, and so may what the
-    API server adds about who wrote which field.
+    API server adds about who wrote which field. Of a status stays what can be, and the stored
+    one where that is another.
     """
     metadata = {key: job["metadata"][key] for key in _HELD if key in job["metadata"]}
-    kept = {key: job[key] for key in ("apiVersion", "kind", "spec", "status") if key in job} | {"metadata": metadata}
+    kept = {key: job[key] for key in ("apiVersion", "kind", "spec", STORED_STATUS) if key in job}
+    status = job.get("status") or {}
+    found, faults = believed(status)
+    kept |= {"status": found, "metadata": metadata} | ({STORED_STATUS: status} if faults else {})
     size = str(job.get(_TOO_LARGE) or "") or _size_violation(job.get("spec"))
     return kept | {"spec": _numbers(job.get("spec")), _TOO_LARGE: size} if size else kept
 

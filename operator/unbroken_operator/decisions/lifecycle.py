@@ -133,4 +133,4 @@ def _recorded_outcome(snapshot: Snapshot) -> JobOutcome | None:
 
 def _ended_at(status: Mapping[str, Any]) -> str:
     ends = [item for item in status.get("conditions") or () if item["type"] in _PHASES and item["status"] == "True"]
-    return str(ends[0]["lastTransitionTime"]) if ends else ""
+    return str(ends[0].get("lastTransitionTime") or "") if ends else ""

@@ -140,7 +140,7 @@ def _reports(snapshot: Snapshot, status: dict[str, object]) -> Iterator[Action]:
     for manifest in (*events(snapshot, status), *notices(snapshot)):
         if manifest["metadata"]["name"] not in snapshot.memory.posted:
             yield PostEvent(manifest)
-    patch = status_patch(snapshot.status, status)
+    patch = status_patch(snapshot.status, status, snapshot.stored_status)
     if patch:
         yield WriteStatus(patch)
 

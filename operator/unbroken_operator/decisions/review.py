@@ -11,6 +11,7 @@ from typing import Any
 from unbroken_core.errors import InputError
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.admission import MAX_SHOWN, InvalidSpec, admit, admit_images
+from unbroken_operator.decisions.limits.stored_status import believed
 
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
@@ -96,7 +97,7 @@ def _as_stored(
     }
     status = (before or {}).get("status")
     accepted = status.get("accepted") if isinstance(status, dict) else None
-    known = {"accepted": accepted} if isinstance(accepted, dict) else {}
+    known, _ = believed({"accepted": accepted} if isinstance(accepted, dict) else {})
     return {**item, "metadata": {**metadata, **filled}, "status": known}
 
 

@@ -11,6 +11,7 @@ from unbroken_core.reasons import Cause, Reason
 from unbroken_operator.api import layout
 from unbroken_operator.api.status_models import MAX_SUSPECTS
 from unbroken_operator.decisions.limits.budgets import Budget
+from unbroken_operator.decisions.limits.stored_status import MAX_ORDINAL, STORED_STATUS
 from unbroken_operator.decisions.limits.weight import exceeds
 
 MAX_DOMAIN = 63
@@ -31,8 +32,6 @@ MIN_AGENT_RESTARTS = 3
 """An agent whose kubelet waits before it starts it once more does not stay up: half a minute has passed then."""
 MAX_AHEAD = 10_000
 """So far beyond what is known otherwise a report may say that ordinals were used."""
-MAX_ORDINAL = 1_000_000_000
-"""No job replaces so many pods."""
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 """Taint that asserts to Kubernetes that a node is off."""
 
@@ -326,8 +325,13 @@ class Snapshot:
 
     @property
     def status(self) -> Mapping[str, Any]:
-        """Status as it is stored."""
+        """What is believed of the stored status."""
         return self.job.get("status") or {}
+
+    @property
+    def stored_status(self) -> Mapping[str, Any]:
+        """Status as it is stored, whoever has written it."""
+        return self.job.get(STORED_STATUS) or self.status
 
     @property
     def secrets(self) -> tuple[SecretView, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from unbroken_core.bounds import MAX_SECONDS
 from unbroken_core.messages import EarlierRun, JobStatus, TimeSpent
 from unbroken_core.recovery.account import ratios, wall_of
 from unbroken_operator.decisions.lifecycle import seconds_between
@@ -74,7 +75,7 @@ def earlier_time(snapshot: Snapshot) -> EarlierRun | None:
     earlier, of_term = memory.earlier, memory.earlier_term
     if earlier is None and stored is not None and stored["term"] < term:
         spent, of_term = spent_of(stored), stored["term"]
-        ago_s = max(seconds_between(stored["reportedAt"], snapshot.now), 0.0)
+        ago_s = min(max(seconds_between(stored["reportedAt"], snapshot.now), 0.0), MAX_SECONDS)
         earlier = EarlierRun(ago_s, spent.progress_s, wall_of(spent), spent)
     if earlier is None or of_term > (snapshot.status.get("endedTerm") or 0):
         return earlier

@@ -26,6 +26,7 @@ from unbroken_operator.decisions.actions import (
     Revert,
     WriteStatus,
 )
+from unbroken_operator.decisions.admission import held
 from unbroken_operator.decisions.plan import plan
 from unbroken_operator.decisions.snapshot import (
     OperatorOptions,
@@ -124,7 +125,7 @@ class World:
         pods = tuple(pod_view(pod) for _, pod in sorted(self.pods.items()))
         self.hosts |= {pod.node for pod in pods if pod.has_run}
         return Snapshot(
-            job=copy.deepcopy(self.job),
+            job=held(copy.deepcopy(self.job)),
             pods=pods,
             hosts=frozenset(self.hosts),
             nodes={name: node_view(item) for name, item in self.nodes.items()},

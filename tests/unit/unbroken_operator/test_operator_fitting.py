@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, FormatChecker
 
 from unbroken_core.reasons import JobPhase
-from unbroken_operator.decisions.reporting.fitting import fitted
+from unbroken_operator.decisions.limits.fitting import fitted
 from unbroken_operator.generate import CRD_PATH
 
 from .operator_world import a_recovery, running_world

@@ -78,7 +78,7 @@ def test_a_sound_job_is_held_with_all_that_is_read_and_without_who_wrote_it() ->
     job = a_job()
     written = [{"manager": "kubectl", "fieldsV1": {f"f:{number}": {} for number in range(1000)}}]
     notes = {"kubectl.kubernetes.io/last-applied-configuration": "x" * 200_000}
-    status = {"accepted": {"ranksPerPod": 2}}
+    status = {"accepted": {"ranksPerPod": 2, "layers": [], "isInProcess": True}}
     large = {**job, "status": status, "metadata": job["metadata"] | {"managedFields": written, "annotations": notes}}
     worker = worker_of(large)
     assert worker.job == {**job, "status": status}

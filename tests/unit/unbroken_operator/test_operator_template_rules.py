@@ -179,6 +179,17 @@ def test_a_template_that_pulls_with_its_own_secrets_makes_the_same_pods_as_befor
     assert (template_digest(verdict.spec), made_from(verdict.spec)) == DIGESTS
 
 
+def test_ephemeral_containers_are_refused_and_an_empty_list_of_them_is_none() -> None:
+    """An API server makes no pod with any, whatever they mount."""
+    mounting = {**CONTAINER, "name": "e", "volumeMounts": [{"name": "unbroken-token", "mountPath": "/t"}]}
+    job = a_job(template={"spec": pod(ephemeralContainers=[mounting])})
+    verdict = admit(job)
+    assert isinstance(verdict, InvalidSpec)
+    assert verdict.violations == (f"spec.template.spec.{template_rules.EPHEMERAL}",)
+    assert answer(a_review(job), ()).refused == verdict
+    assert isinstance(admit(a_job(template={"spec": pod(ephemeralContainers=[])})), ValidSpec)
+
+
 def test_a_refused_template_makes_no_pods() -> None:
     world = World(a_job(template={"spec": HAZARDS["mount of the token"][0]}))
     world.settle()

@@ -246,8 +246,11 @@ def _ends(outcome: JobOutcome | None) -> Iterator[Finding]:
 def merge_conditions(
     stored: Sequence[Mapping[str, Any]], found: Sequence[Finding], generation: int, now: str
 ) -> list[dict[str, Any]]:
-    """Return the stored conditions with the findings in them; the time moves only when the status does."""
-    by_type = {item["type"]: dict(item) for item in stored}
+    """Return the stored conditions with the findings in them; the time moves only when the status does.
+
+    One without a time has lost it: what was stored cannot be.
+    """
+    by_type = {item["type"]: {"lastTransitionTime": now, **item} for item in stored}
     for finding in found:
         status = "Unknown" if finding.is_true is None else str(finding.is_true)
         before = by_type.get(finding.type.value, {})

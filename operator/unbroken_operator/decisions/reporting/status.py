@@ -12,8 +12,8 @@ from unbroken_operator.decisions.actions import Ordinals
 from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, accepted_facts
 from unbroken_operator.decisions.assessment import Assessment
 from unbroken_operator.decisions.lifecycle import ended_term, is_suspension_recorded
+from unbroken_operator.decisions.limits.fitting import fitted
 from unbroken_operator.decisions.reporting.conditions import findings, merge_conditions
-from unbroken_operator.decisions.reporting.fitting import fitted
 from unbroken_operator.decisions.reporting.silence import has_run, is_taken_over, is_unknown
 from unbroken_operator.decisions.snapshot import Snapshot
 from unbroken_operator.decisions.suspects import next_suspects, pardoned
@@ -107,12 +107,17 @@ def earlier(snapshot: Snapshot, settings: JobSettings) -> Earlier:
     )
 
 
-def status_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+def status_patch(
+    before: Mapping[str, Any], after: Mapping[str, Any], stored: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return the JSON merge patch from one status to the other; empty when there is nothing worth a write.
 
     ETTR and time move all the time: a small change is written together with something else, or once in a while.
+    `stored` is what the API server holds, where not all of it is believed: what is not goes at once.
     """
     patch = _difference(before, after)
+    if stored is not None and stored != before:
+        return _difference(stored, after)
     if set(patch) <= {"ettr", "time"} and not is_old(before, after):
         moved = abs((before.get("ettr") or 0.0) - (after.get("ettr") or 0.0))
         return patch if moved >= ETTR_STEP else {}

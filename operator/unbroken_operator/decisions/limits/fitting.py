@@ -78,7 +78,7 @@ def _fitted_text(value: str, schema: Mapping[str, Any]) -> Any:
     if "enum" in schema:
         return value if value in schema["enum"] else _LEFT_OUT
     if schema.get("format") == "date-time":
-        return value if _is_time(value) and len(value) <= schema.get("maxLength", len(value)) else _LEFT_OUT
+        return value if is_time(value) and len(value) <= schema.get("maxLength", len(value)) else _LEFT_OUT
     if len(value) < schema.get("minLength", 0):
         return _LEFT_OUT
     return value[: schema.get("maxLength", len(value))]
@@ -94,7 +94,7 @@ def _fitted_number(value: Any, schema: Mapping[str, Any]) -> Any:
     return min(max(value, least), most)
 
 
-def _is_time(text: str) -> bool:
+def is_time(text: str) -> bool:
     """Whether it is a time of RFC 3339."""
     if not _TIME.fullmatch(text):
         return False
