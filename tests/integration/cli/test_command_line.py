@@ -248,6 +248,6 @@ def test_a_secret_that_holds_no_token_is_named(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(CommandError) as raised:
         ClusterRendezvous(lambda: secret, forward).ask("/page/status")
     assert str(raised.value) == (
-        "Secret digits-rendezvous: token: want a token in one line of ASCII characters without blanks, got other characters; delete "
-        "the Secret, and the operator recreates it"
+        "Secret digits-rendezvous: token: want a token in one line of ASCII characters without blanks, got other "
+        "characters; delete the Secret, and the operator recreates it"
     )

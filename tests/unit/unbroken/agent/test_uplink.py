@@ -68,7 +68,8 @@ def test_token_that_no_header_can_carry_is_complained_of_and_read_again(
 
     asyncio.run(connect_twice())
     assert [record.getMessage() for record in caplog.records] == [
-        f"rendezvous: token file {file}: want a token in one line of ASCII characters without blanks, got other characters"
+        f"rendezvous: token file {file}: want a token in one line of ASCII characters without blanks, "
+        "got other characters"
     ]
 
 
