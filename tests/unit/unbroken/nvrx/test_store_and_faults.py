@@ -65,7 +65,8 @@ def test_own_kind_of_fault_is_made_by_its_handler() -> None:
 
 def test_asynchronous_exception_reaches_the_main_thread() -> None:
     never = threading.Event()
-    inject_fault.dispatch_fault_injection(Fault.ASYNC_EXC, 0.0, None)
     with pytest.raises(InjectedException):
+        # It may be raised before this call has returned.
+        inject_fault.dispatch_fault_injection(Fault.ASYNC_EXC, 0.0, None)
         for _ in range(int(PATIENT_S / 0.01)):
             never.wait(0.01)
