@@ -8,6 +8,7 @@ to it. docs/design/0016-what-kopf-does.md says what kopf does here, what it does
 import asyncio
 import concurrent.futures
 import contextlib
+import contextvars
 import logging
 import threading
 import time
@@ -163,7 +164,8 @@ async def _watch_jobs(
     is_ready.add_done_callback(lambda _: ours.call_soon_threadsafe(ready.set))
 
     def observe(kind: str | None, job: dict[str, Any]) -> None:
-        ours.call_soon_threadsafe(jobs.observe, kind, job)
+        # Not in kopf's context, which holds the event for as long as anything that was made in it.
+        ours.call_soon_threadsafe(jobs.observe, kind, job, context=contextvars.Context())
 
     async def watch() -> None:
         try:

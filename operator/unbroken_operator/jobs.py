@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from unbroken_operator.adapters.errors import KubeError
@@ -104,8 +106,11 @@ class Jobs:
             self._end(key)
         worker = JobWorker(job, self._shared)
         name = f"job {key[0]}/{key[1]}"
-        task = asyncio.create_task(keep_running(name, worker.run, self._shared.metrics.reconcile_errors.inc), name=name)
-        task.add_done_callback(lambda ended: self._ended(key, worker, ended))
+        work = keep_running(name, worker.run, self._shared.metrics.reconcile_errors.inc)
+        # A task keeps the context in which it was made: kopf's has the whole job in it, whatever its size.
+        context = contextvars.Context()
+        task = context.run(partial(asyncio.create_task, work, name=name))
+        task.add_done_callback(lambda ended: self._ended(key, worker, ended), context=context)
         self._workers[key] = (worker, task)
 
     def wake(self, key: JobKey) -> None:
