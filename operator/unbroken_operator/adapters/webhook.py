@@ -3,8 +3,8 @@
 The certificate comes from a folder, filled by the kubelet from a Secret. It may arrive late and be replaced at any
 time; until it is there handshakes fail, and the API server does what the webhook's failurePolicy says.
 
-Whoever reaches the port may send what they like: a body is bounded before it is read, and judged in a thread of its
-own, so that the loop which renews the lease goes on.
+Whoever reaches the port may send what they like: a body is bounded before it is read, and judged in another
+thread, so that the loop which renews the lease goes on.
 """
 
 import asyncio
@@ -32,7 +32,10 @@ MAX_BYTES = 1_000_000
 BODY_S = 5.0
 """A body that is not there after this is given up."""
 MAX_WAITING = 64
-"""Reviews at once, one of which is judged. One takes milliseconds, 100 ms at worst."""
+"""Reviews at once, two of which are judged. One takes milliseconds, 100 ms at worst."""
+LONG_BYTES = 100_000
+"""Bodies of more, which at most half of those that wait may be, are judged one after the other among themselves:
+whoever sends many holds up nobody else."""
 LIMITS = ListenLimits(connections=128, of_one_address=64)
 LOOK_S = 10.0
 """Between looks at the certificate's files."""
@@ -131,30 +134,35 @@ def make_application(
 
 
 class _Reviews:
-    """Answers reviews one after the other, in a thread."""
+    """Answers reviews, the short and the long ones each one after the other in a thread of their own."""
 
     def __init__(self, namespaces: tuple[str, ...], on_review: ReviewObserver, images: tuple[str, ...]) -> None:
         self._known = (namespaces, images)
         self._on_review = on_review
-        self._thread = ThreadPoolExecutor(1, "review")
-        self._num_waiting = 0
+        self._short, self._long = ThreadPoolExecutor(1, "review"), ThreadPoolExecutor(1, "long-review")
+        self._num_waiting = self._num_long = 0
         self._rarely = Rarely()
 
     async def close(self, _: web.Application) -> None:
-        """Let the thread end."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Let the threads end."""
+        for thread in (self._short, self._long):
+            thread.shutdown(wait=False, cancel_futures=True)
 
     async def handle(self, request: web.Request) -> web.Response:
         """Answer one request."""
         if (request.content_length or 0) > MAX_BYTES:
             return self._failed(request, 413, "too-large", _too_large(str(request.content_length)))
-        if self._num_waiting >= MAX_WAITING:
-            return self._failed(request, 503, "busy", f"{self._num_waiting} reviews wait, at most {MAX_WAITING} may")
+        # Without a length, in chunks, it may be long.
+        is_long = (request.content_length or MAX_BYTES) > LONG_BYTES
+        if busy := self._busy(is_long):
+            return self._failed(request, 503, "busy", busy)
         self._num_waiting += 1
+        self._num_long += is_long
         try:
             async with asyncio.timeout(BODY_S):
                 body = await request.read()
-            made = await asyncio.get_running_loop().run_in_executor(self._thread, _judge, body, *self._known)
+            thread = self._long if is_long else self._short
+            made = await asyncio.get_running_loop().run_in_executor(thread, _judge, body, *self._known)
         except web.HTTPRequestEntityTooLarge:
             return self._failed(request, 413, "too-large", _too_large("more"))
         except TimeoutError:
@@ -163,10 +171,19 @@ class _Reviews:
             return self._failed(request, 400, "unreadable", f"{error}"[:500])
         finally:
             self._num_waiting -= 1
+            self._num_long -= is_long
         self._on_review("allowed" if made.refused is None else "refused")
         if made.refused is not None:
             logger.info("refused job=%s because=%s", printable(made.job), printable(made.refused.message))
         return web.json_response(made.to_json())
+
+    def _busy(self, is_long: bool) -> str:
+        """Return why no further review may wait; "" when it may."""
+        if self._num_waiting >= MAX_WAITING:
+            return f"{self._num_waiting} reviews wait, at most {MAX_WAITING} may"
+        if is_long and self._num_long >= MAX_WAITING // 2:
+            return f"{self._num_long} reviews of over {LONG_BYTES} bytes wait, at most {MAX_WAITING // 2} may"
+        return ""
 
     def _failed(self, request: web.Request, status: int, outcome: str, because: str) -> web.Response:
         self._on_review(outcome)

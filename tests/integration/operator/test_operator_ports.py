@@ -28,7 +28,7 @@ from unbroken_operator.adapters import webhook
 from unbroken_operator.adapters.certificates import make_certificates
 from unbroken_operator.adapters.endpoints import serving
 from unbroken_operator.adapters.listening import Address, ListenLimits, listening
-from unbroken_operator.decisions.review import ReviewAnswer
+from unbroken_operator.decisions.review import ReviewAnswer, answer
 
 ANYWHERE = Address("127.0.0.1", 0)
 PATIENT = ListenLimits(connections=8, of_one_address=8, handshake_s=600.0, connection_s=600.0)
@@ -226,6 +226,31 @@ async def test_more_reviews_than_may_wait_are_refused_without_being_read(monkeyp
         await eventually(are_two_refused, "two refusals")
         go_on.set()
         assert sorted([(await one)[0] for one in asked]) == [200, 200, 200, 503, 503]
+
+
+@in_loop
+async def test_long_reviews_hold_up_no_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen before: thirty of 920 KB made an honest one wait for 2 s, since all stood in one line."""
+    go_on = threading.Event()
+
+    def slow(review: Any, *known: tuple[str, ...]) -> ReviewAnswer:
+        if review["padding"]:
+            assert go_on.wait(80.0), "a short review waited for long ones"
+        return answer(review, *known)
+
+    monkeypatch.setattr(webhook, "answer", slow)
+    monkeypatch.setattr(webhook, "MAX_WAITING", 4)
+    short, long = (json.dumps({**a_review(a_job()), "padding": "x" * size}).encode() for size in (0, 200_000))
+    async with reviews() as (port, counted):
+        asked = [asyncio.create_task(ask(port, long)) for _ in range(5)]
+
+        async def are_three_refused() -> bool:
+            return counted["busy"] == 3
+
+        await eventually(are_three_refused, "three refusals")
+        assert (await ask(port, short))[0] == 200
+        go_on.set()
+        assert sorted([(await one)[0] for one in asked]) == [200, 200, 503, 503, 503]
 
 
 @pytest.mark.parametrize("is_encrypted", [True, False], ids=["TLS", "clear"])
