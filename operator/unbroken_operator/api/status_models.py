@@ -218,8 +218,8 @@ class Accepted(Model):
 
     ranks_per_pod: Count
     """ranksPerPod."""
-    layers: Annotated[tuple[Text, ...], Field(strict=False, max_length=8)]
-    """Name and label of each topology layer."""
+    layers: Annotated[tuple[Annotated[str, Field(max_length=381)], ...], Field(strict=False, max_length=8)]
+    """Name and label of each topology layer: 63 characters, an equals sign and 317 at most."""
     is_in_process: bool
     """Whether in-process is among the rungs."""
 

@@ -10,6 +10,7 @@ from unbroken_core.reasons import Rung
 from unbroken_operator.api.models import Spec
 from unbroken_operator.api.schema import structural_schema
 from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, accepted_facts, admit
+from unbroken_operator.decisions.limits.fitting import fitted
 
 from .operator_world import CONTAINER, a_job
 
@@ -187,6 +188,19 @@ def test_what_running_pods_depend_on_cannot_change(change: dict[str, Any], messa
     verdict = admit(job)
     assert isinstance(verdict, InvalidSpec)
     assert verdict.violations == (message,)
+
+
+def test_layers_of_the_longest_names_go_on_as_they_were_accepted() -> None:
+    label = f"{'a' * 63}.{'b' * 63}.{'c' * 63}.{'d' * 61}/{'e' * 63}"
+    job = a_job(topology={"layers": [{"name": "n" * 63, "label": label}]})
+    first = admit(job)
+    assert isinstance(first, ValidSpec)
+    facts = accepted_facts(first.spec)
+    assert len(facts["layers"][0]) == 381
+    stored = fitted({"accepted": facts})
+    assert stored["accepted"] == facts
+    for accepted in (stored["accepted"], {**facts, "layers": [facts["layers"][0][:253]]}):
+        assert isinstance(admit({**job, "status": {"accepted": accepted}}), ValidSpec)
 
 
 def test_rungs_become_settings_in_the_order_of_the_ladder() -> None:
