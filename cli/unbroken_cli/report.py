@@ -65,7 +65,7 @@ def _sections(job: JobRecord, now: datetime) -> Iterator[str]:
         yield "<h2>Faults</h2>"
         yield _faults(job)
     else:
-        yield "<p>No fault so far.</p>"
+        yield "<p>It had no recovery.</p>" if job.state == "Failed" else "<p>No fault so far.</p>"
     yield "<h2>What to do next</h2>"
     yield f"<pre>{escape(chr(10).join(next_steps(job, now)))}</pre>"
     if job.notes:

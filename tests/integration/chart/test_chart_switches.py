@@ -121,13 +121,17 @@ def test_switch_changes_what_it_says(name: str, plain: Objects) -> None:
     assert text == file.read_text()
 
 
-@pytest.mark.parametrize("name", ["webhookFrom", "metricsFrom"])
-def test_peers_of_a_policy_that_is_not_made_are_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "name"),
+    [("networkPolicy", "webhookFrom"), ("networkPolicy", "metricsFrom"), ("jobNetworkPolicy", "metricsFrom")],
+)
+def test_peers_of_a_policy_that_is_not_made_are_refused(policy: str, name: str) -> None:
     """Seen before: the chart took them, and everybody reached the port."""
-    options = ("--set", "registry=r.io", "--set", f"networkPolicy.{name}[0].ipBlock.cidr=10.0.0.0/28")
-    result = run(helm_or_skip(), "template", "unbroken", str(CHART), *options)
+    options = ("--set", "registry=r.io", "--set", f"{policy}.enabled=false")
+    peers = ("--set", f"{policy}.{name}[0].ipBlock.cidr=10.0.0.0/28")
+    result = run(helm_or_skip(), "template", "unbroken", str(CHART), *options, *peers)
     assert result.returncode != 0
-    assert f"networkPolicy.{name}: wants networkPolicy.enabled true" in result.stderr
+    assert f"{policy}.{name}: wants {policy}.enabled true" in result.stderr
 
 
 def test_every_snapshot_belongs_to_a_switch() -> None:

@@ -100,6 +100,12 @@ def test_jobs_with_little_to_tell_have_a_page_too(history: list[dict[str, Any]])
     assert ("No fault so far." in page.text) is (history == [])
 
 
+def test_a_job_that_failed_at_its_first_fault_is_not_said_to_have_had_none() -> None:
+    page = a_page(history=[], state="Failed")
+    assert "No fault" not in page.text
+    assert "It had no recovery." in page.text
+
+
 def test_the_page_shows_no_number_where_there_is_none() -> None:
     unknown = condition("Running", "Unknown", "WaitingForRendezvous", "it does not answer")
     status = running(state="Unknown", conditions=[unknown], iteration=-1)
