@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar, Union, cast
 
 from unbroken_core import messages
@@ -68,7 +68,17 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), default=_parts, check_circula
 
 def encode(message: object) -> str:
     """Return one line of JSON: {"type": class name, field: value, ...}."""
-    return _ENCODER.encode({"type": type(message).__name__, **_parts(message)})
+    parts = {"type": type(message).__name__, **_parts(message)}
+    if type(message) is not messages.Plan or message.repair is None:
+        return _ENCODER.encode(parts)
+    del parts["repair"]
+    return f'{_ENCODER.encode(parts)[:-1]},"repair":{_encode_repair(message.repair)}}}'
+
+
+@lru_cache(maxsize=1)
+def _encode_repair(repair: messages.Repair) -> str:
+    """Return the JSON of what is the same in the plans of all pods."""
+    return _ENCODER.encode(_parts(repair))
 
 
 def decode(text: str | bytes, expected: Any) -> Any:

@@ -218,9 +218,10 @@ def _situation(job: JobState, phase: Interrupted, newcomers: Newcomers, now_s: f
 def _is_mistake(job: JobState) -> bool:
     if job.history.num_same <= MAX_MISTAKES:
         return False
-    members = job.members
-    workers = {(uid, local_rank) for uid in members.active for local_rank in members.by_uid[uid].ranks}
-    return job.history.is_mistake(workers, job.world.size)
+    by_uid = job.members.by_uid
+    return job.history.is_mistake(
+        lambda uid, local_rank: uid in by_uid and local_rank in by_uid[uid].ranks, job.world.size
+    )
 
 
 def _respawning(job: JobState) -> list[str]:

@@ -5,7 +5,7 @@ All times are seconds of the coordinator's clock; they become wall-clock text on
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from unbroken_core.bounds import MAX_SECONDS
@@ -326,8 +326,10 @@ class History:
             self.num_changes += 1
             last.add_phase(Phase.FIRST_PROGRESS, now_s - last.ended_s)
 
-    def is_mistake(self, workers: Collection[tuple[str, int]], world_size: int) -> bool:
+    def is_mistake(self, is_active: Callable[[str, int | None], bool], world_size: int) -> bool:
         """Return whether the script makes the running recovery's fault by itself, as far as the active workers tell.
+
+        `is_active` tells that of the uid of a pod and a local rank.
 
         An error of its code must come from several pods or all workers: one node may lack something. All workers must
         have given up by `sys.exit`, since those of a few pods may do so as their pods are told to end. Some may be
@@ -337,8 +339,8 @@ class History:
         incident = self.running
         if incident is None or not is_mistake(incident.culprit.cause, incident.culprit.detail):
             return False
-        failed = incident.same_workers | (self._same_workers if incident.follows(self._last_words) else set())
-        failed.intersection_update(workers)
+        same = incident.same_workers | (self._same_workers if incident.follows(self._last_words) else set())
+        failed = {worker for worker in same if is_active(*worker)}
         is_everywhere = len(failed) >= max(world_size, 1)
         if has_given_up(incident.culprit.cause, incident.culprit.detail):
             return is_everywhere

@@ -51,13 +51,14 @@ class _Health:
         ready: list[int] = []
         healthy: list[int] = []
         for local_rank, place in member.places.items():
-            if place.is_hopeless:
-                self.is_hopeless = True
-            if place.is_dead:
-                self.is_broken = True
-                self.has_lost_rank = self.has_lost_rank or local_rank in member.ranks
-                self.needs_order = self.needs_order or place.needs_order
-            elif place.has_left:
+            if not place.is_sound:
+                self.is_hopeless = self.is_hopeless or place.is_hopeless
+                if place.is_dead:
+                    self.is_broken = True
+                    self.has_lost_rank = self.has_lost_rank or local_rank in member.ranks
+                    self.needs_order = self.needs_order or place.needs_order
+                    continue
+            if place.has_left:
                 ready.append(local_rank)
                 healthy.append(local_rank)
             elif local_rank in member.ranks:
@@ -323,9 +324,10 @@ class Members:
         """Note the plan that was sent to a member; None: it is away, and was sent none."""
         if plan is not None:
             member.plan = plan
+            iteration, places = plan.iteration, member.places
             for local_rank in member.ranks:
-                place = member.places[local_rank]
-                place.told_iteration = plan.iteration
+                place = places[local_rank]
+                place.told_iteration = iteration
                 place.told_incarnation = place.state.incarnation
         self.sort(member)
 

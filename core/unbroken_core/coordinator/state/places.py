@@ -49,10 +49,19 @@ class WorkerPlace:
     """Why the script of its process can have no part in the job; "" when it can."""
 
     @property
+    def is_sound(self) -> bool:
+        """Whether it is neither dead nor hopeless, as nearly all are: asked first."""
+        phase = self.state.phase
+        if phase is _GONE or phase is _STARTING or self.replacing is not None or self.num_short_lives:
+            return not (self.is_dead or self.is_hopeless)
+        return not (self.is_retired or self.is_pointless or self.refusal)
+
+    @property
     def is_hopeless(self) -> bool:
         """Whether no further process is started here."""
-        has_failed = self.is_pointless or self.num_short_lives >= MAX_START_ATTEMPTS
-        return self.is_retired or bool(self.refusal) or has_failed
+        if self.is_pointless or self.is_retired or self.refusal:
+            return True
+        return self.num_short_lives >= MAX_START_ATTEMPTS
 
     @property
     def is_dead(self) -> bool:
