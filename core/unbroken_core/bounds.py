@@ -283,6 +283,10 @@ BOUNDS: dict[str, Bound] = {
     "peers": Items(MAX_FETCHES),
     "keepers": Items(MAX_COPIES),
     "pinned": Items(MAX_PINNED, _INDEX),
+    # What the disk has.
+    "every": Number(1, MAX_NUMBER),
+    "num_given_up": _COUNT,
+    "problem": Text(MAX_DETAIL),
     "protected": Items(4, _INDEX),
     "next_protected": Items(4, _INDEX),
     "owners": Items(16, _NAME),

@@ -104,6 +104,22 @@ class Copy:
 
 
 @dataclass(frozen=True)
+class OnDisk:
+    """What is known of the checkpoints that an iteration writes to the disk, as the pod with its rank 0 tells it."""
+
+    term: int
+    iteration: int
+    every: int
+    """At most so many steps lie between two of them."""
+    step: int = -1
+    """The newest that is whole, whoever has written it; -1: none."""
+    num_given_up: int = 0
+    """Steps of this iteration that were to be written and never become whole."""
+    problem: str = ""
+    """Why the last of them does not; "" once a later one is whole. For people only."""
+
+
+@dataclass(frozen=True)
 class Held:
     """All that one pod's keeper has, as its agent tells it."""
 
@@ -124,6 +140,8 @@ class Held:
     """(uid of a pod that shall keep copies of this one's, why it has not the newest); for people only."""
     pinned: tuple[Key, ...] = ()
     """Which steps of those that Buddies name it does not overwrite from now on: what is told here of them stays."""
+    disk: OnDisk | None = None
+    """None: nobody has told, or no checkpoints are written to a disk in the background."""
 
 
 @dataclass(frozen=True)
@@ -202,3 +220,9 @@ class MemoryStatus:
     """What was lost, and why; "" where nothing was."""
     across: str = ""
     """What `protected_step` outlives, in words: "across rack", or why it is less; "" of a job without copies."""
+    disk_step: int = -1
+    """The newest step that is whole on the disk; -1: none."""
+    disk_every: int = 0
+    """At most so many steps lie between two that are written there; 0: none are, as far as is known."""
+    disk_problem: str = ""
+    """Why the last one that was to be written is not; "" where all is well."""

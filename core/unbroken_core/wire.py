@@ -54,14 +54,14 @@ image of the release before knows no such field, and refuses it.
 _USUAL |= {
     JobSettings: {"copies": 0, "across": "", "health": HealthMode.OBSERVE},
     messages.Welcome: {"copies": 0},
-    Held: {"copies": (), "host": "", "port": 0, "problems": ()},
+    Held: {"copies": (), "host": "", "port": 0, "problems": (), "disk": None},
     Candidate: {"fetches": ()},
     Restore: {"peers": ()},
-    MemoryStatus: {"across": ""},
+    MemoryStatus: {"across": "", "disk_step": -1, "disk_every": 0, "disk_problem": ""},
     messages.PodStatus: {"unfit": ""},
     messages.JobStatus: {"health": None},
 }
-"""Jobs without copies of checkpoints say not one byte of them."""
+"""Jobs without copies of checkpoints, or without checkpoints on the disk, say not one byte of them."""
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=_parts, check_circular=False)
 """Messages are dataclasses of JSON types, words that are strings, and other such dataclasses; none contains itself."""
 

@@ -45,10 +45,8 @@ def memory_text(memory: MemoryStatus, max_step: int) -> str:
     """Return what checkpoints in memory are worth, and what was restored last."""
     text = "no step is on all ranks yet"
     if memory.complete_step >= 0:
-        behind = max_step - memory.complete_step
-        ago = f" ({behind} step{'s' * (behind != 1)} ago)" if behind >= 0 else ""
-        text = f"step {memory.complete_step} on all ranks{ago}"
-    text += _protection(memory)
+        text = f"step {memory.complete_step} on all ranks{_ago(memory.complete_step, max_step)}"
+    text += _protection(memory) + _disk(memory, max_step)
     redone = f"{memory.steps_redone} step{'s' * (memory.steps_redone != 1)} redone"
     restored = {
         "memory": f"; restored step {memory.restored_step} from memory, {redone}",
@@ -65,6 +63,22 @@ def _protection(memory: MemoryStatus) -> str:
     if memory.protected_step < 0:
         return f"; no step is protected{' yet, wanted ' if is_as_asked else ': '}{memory.across}"
     return f"; protected to step {memory.protected_step}{' ' if is_as_asked else ', '}{memory.across}"
+
+
+def _disk(memory: MemoryStatus, max_step: int) -> str:
+    """Return what is on the disk; "" for a job that writes nothing there in the background."""
+    if not memory.disk_every:
+        return ""
+    text = "; no step is on the disk"
+    if memory.disk_step >= 0:
+        text = f"; step {memory.disk_step} on the disk{_ago(memory.disk_step, max_step)}"
+    return text + (f", {memory.disk_problem}" if memory.disk_problem else "")
+
+
+def _ago(step: int, max_step: int) -> str:
+    """Return how long ago a step was; "" where that is not known."""
+    behind = max_step - step
+    return f" ({behind} step{'s' * (behind != 1)} ago)" if behind >= 0 else ""
 
 
 def _fault(recovery: Recovery) -> FaultSummary:

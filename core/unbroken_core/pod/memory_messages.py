@@ -1,6 +1,6 @@
 """What workers and the keeper of their pod say to each other: one Unix stream socket a worker, one JSON object a line.
 
-worker -> keeper   Reserve, Find, FetchShard, Loaded: each is answered      Sealed, Measured: not answered
+worker -> keeper   Reserve, Find, FetchShard, Loaded: each is answered      Sealed, Measured, Written: not answered
 keeper -> worker   Reserved or NoRoom; Found; Fetched or NotFetched; Done
 
 Agent and keeper talk on pipes, which no trainer reaches: the keeper is the agent's child.
@@ -12,7 +12,7 @@ keeper -> agent    Counted, Holds, CertificateRequest; each whenever it has chan
 from dataclasses import dataclass
 from typing import Union
 
-from unbroken_core.checkpoints import Held, Load, Peer
+from unbroken_core.checkpoints import Held, Load, OnDisk, Peer
 from unbroken_core.messages import Buddies, Certificate, CertificateRequest
 from unbroken_core.reasons import Word
 
@@ -131,12 +131,23 @@ class Loaded:
     load: Load
 
 
+@dataclass(frozen=True)
+class Written:
+    """What is on the disk now, as the worker with rank 0 and its process beside it know it."""
+
+    disk: OnDisk
+    age_s: float = -1.0
+    """Seconds since its newest step became whole; -1: not known."""
+
+
 class Measure(Word):
     """What a worker has measured."""
 
     SAVED = "saved"
     SKIPPED = "skipped"
     LOADED = "loaded"
+    UNWRITTEN = "unwritten"
+    """Its part of a checkpoint was not written to the disk."""
 
 
 SKIP_REASONS = ("no room", "tensors changed", "next iteration", "busy", "other")
@@ -183,6 +194,12 @@ class Counted:
     """Of checkpoints that other pods have verified and keep; those that they had already do not count."""
     fetched_bytes: int = 0
     """Of checkpoints that were fetched from other pods."""
+    disk_step: int = -1
+    """The newest that is whole on the disk, where this pod has known of it; -1: none."""
+    disk_whole_at_s: float = -1.0
+    """When it became whole, on the monotonic clock that keeper and agent share; -1: not known."""
+    disk_failures: int = 0
+    """Parts of checkpoints that workers of this pod were to write to the disk, and did not."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +221,7 @@ class Copying:
     copies: int
 
 
-ToKeeper = Union[Reserve, Sealed, Find, FetchShard, Loaded, Measured]
+ToKeeper = Union[Reserve, Sealed, Find, FetchShard, Loaded, Measured, Written]
 FromKeeper = Union[Reserved, NoRoom, Found, Fetched, NotFetched, Done]
 OfAgent = Union[Copying, Certificate, Buddies]
 ToAgent = Union[Counted, Holds, CertificateRequest]

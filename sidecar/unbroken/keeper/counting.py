@@ -52,6 +52,15 @@ class Counting:
                         load_seconds=tuple(seconds),
                         steps_redone=max(measured.steps_redone, -1),
                     )
+                case Measure.UNWRITTEN:
+                    self._counted = replace(now, disk_failures=now.disk_failures + 1)
+
+    def on_disk(self, step: int, whole_at_s: float) -> None:
+        """This step is the newest on the disk since then; -1: not known."""
+        with self._lock:
+            now = self._counted
+            if step != now.disk_step or whole_at_s >= 0:
+                self._counted = replace(now, disk_step=step, disk_whole_at_s=whole_at_s)
 
     def bad_digest(self) -> None:
         """A slot was refused since its content is not what was copied."""

@@ -41,6 +41,7 @@ from unbroken_core.pod.memory_messages import (
     Reserved,
     Sealed,
     ToKeeper,
+    Written,
 )
 from unbroken_core.pod.memory_slots import CONTENT_OFFSET, NUM_SLOTS, slot_name
 
@@ -197,6 +198,8 @@ class Keeper:
                 return Done()
             case Measured():
                 self._measured(message)
+            case Written():
+                self._written(message)
             case _:
                 assert_never(message)
         return None
@@ -220,6 +223,13 @@ class Keeper:
         if not 0 <= message.seconds <= MAX_MEASURED_S:
             raise WireError(f"Measured.seconds: want 0 to {MAX_MEASURED_S:.0f}, got {message.seconds}")
         self._counting.take(message)
+
+    def _written(self, message: Written) -> None:
+        age_s = message.age_s
+        if not (age_s == -1 or 0 <= age_s <= MAX_MEASURED_S):
+            raise WireError(f"Written.age_s: want -1, or 0 to {MAX_MEASURED_S:.0f}, got {age_s}")
+        if self._telling.set_disk(message.disk):
+            self._counting.on_disk(message.disk.step, -1.0 if age_s < 0 else time.monotonic() - age_s)
 
     def _reserve(self, local_rank: int, num_bytes: int) -> Reserved | NoRoom:
         if not CONTENT_OFFSET < num_bytes <= 1 << 50:

@@ -13,7 +13,7 @@ from unbroken.keeper.arena import COPIES, Arena, SealedSlot
 from unbroken.keeper.copies import owners_of
 from unbroken.keeper.digests import open_slot, read_digests
 from unbroken_core import wire
-from unbroken_core.checkpoints import MAX_COPIES_TOLD, MAX_LOADS, Copy, Held, Holding, Key, Load, LoadSource
+from unbroken_core.checkpoints import MAX_COPIES_TOLD, MAX_LOADS, Copy, Held, Holding, Key, Load, LoadSource, OnDisk
 from unbroken_core.errors import WireError
 from unbroken_core.pod.memory_slots import Head, digests_name
 from unbroken_core.settings import MAX_RANKS_PER_POD
@@ -55,6 +55,7 @@ class Telling:
         self._port = 0
         self._problems: tuple[tuple[str, str], ...] = ()
         self._pinned: tuple[Key, ...] = ()
+        self._disk: OnDisk | None = None
 
     def changed(self) -> None:
         """What can be read has changed."""
@@ -78,6 +79,17 @@ class Telling:
         if pinned != self._pinned:
             self._pinned = pinned
             self.changed()
+
+    def set_disk(self, disk: OnDisk) -> bool:
+        """This is on the disk; return whether no later iteration has told of it."""
+        with self._news:
+            known = self._disk
+            if known is not None and (disk.iteration, disk.term) < (known.iteration, known.term):
+                return False
+            self._disk = disk
+        if disk != known:
+            self.changed()
+        return True
 
     def load_of(self, iteration: int, term: int) -> Load | None:
         """Return what an iteration began with, if that is known."""
@@ -131,7 +143,8 @@ class Telling:
             for (folder, term, iteration, step, world_size), shards in by_moment.items()
         ]
         held = Held(self._name, tuple(holdings[:_MAX_HOLDINGS]), self._loads)
-        return replace(held, copies=self._copied(copies), port=self._port, problems=self._problems, pinned=pinned)
+        held = replace(held, copies=self._copied(copies), port=self._port, problems=self._problems, pinned=pinned)
+        return replace(held, disk=self._disk)
 
     def _copied(self, copies: list[SealedSlot]) -> tuple[Copy, ...]:
         """Return what is kept for other pods, the newest steps of each first."""

@@ -14,7 +14,7 @@ from unbroken.memory.pacing import may_replace
 from unbroken.memory.place import WorkerInfo
 from unbroken.memory.shard import Shard
 from unbroken.memory.slots import Author, Populating, Slot, SlotChangedError, fits, needed_bytes
-from unbroken_core.checkpoints import Load, LoadSource
+from unbroken_core.checkpoints import Load, LoadSource, OnDisk
 from unbroken_core.pod.memory_messages import (
     Done,
     Fetched,
@@ -29,6 +29,7 @@ from unbroken_core.pod.memory_messages import (
     Reserve,
     Reserved,
     Sealed,
+    Written,
 )
 from unbroken_core.pod.memory_slots import Head, Moment, SlotState
 
@@ -40,6 +41,7 @@ _ALLOCATION_S = 120.0
 _DIGESTION_S = 120.0
 _BUSY_S = 30.0
 _FETCH_S = 3600.0
+_LOOK_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -112,15 +114,18 @@ class WorkerSlots:
         if self._populating is not None:
             self._populating.wait()
 
-    def write(self, place: WorkerInfo, step: int, shard: Shard) -> Saved | Skipped:
-        """Copy a shard into the slot that is not kept."""
+    def write(self, place: WorkerInfo, step: int, shard: Shard, wait_s: float = 0.0) -> Saved | Skipped:
+        """Copy a shard into the slot that is not kept. `wait_s`: how long it waits for one that is still read."""
         if not self._lock.acquire(timeout=_BUSY_S):
             reason = f"another save of this process has not ended within {_BUSY_S:g} s"
             return self._skipped(step, reason, "busy")
         try:
             began_s = time.monotonic()
             problem = self.reserve(shard)
-            result = self._skipped(step, problem, "no room") if problem else self._write(place, step, shard)
+            if problem:
+                result: Saved | Skipped = self._skipped(step, problem, "no room")
+            else:
+                result = self._write(place, step, shard, began_s + wait_s)
             if isinstance(result, Saved):
                 self.client.tell(Measured(Measure.SAVED, seconds=time.monotonic() - began_s))
             return result
@@ -140,7 +145,7 @@ class WorkerSlots:
         self._slots = []
         self.client.close()
 
-    def _write(self, place: WorkerInfo, step: int, shard: Shard) -> Saved | Skipped:
+    def _write(self, place: WorkerInfo, step: int, shard: Shard, until_s: float) -> Saved | Skipped:
         iteration = (place.iteration, place.term)
 
         def may_go_on() -> bool:
@@ -148,7 +153,9 @@ class WorkerSlots:
 
         if not may_go_on():
             return self._skipped(step, "another iteration of the job has begun", "next iteration")
-        index = self._locked(step)
+        before, self._last_step = self._last_step, step
+        while (index := self._locked(step, step - before)) is None and time.monotonic() < until_s and may_go_on():
+            time.sleep(_LOOK_S)
         if index is None:
             return self._skipped(
                 step, "earlier checkpoints are still being copied, to other pods or to the disk", "busy"
@@ -168,6 +175,11 @@ class WorkerSlots:
         self._kept = index
         self.client.tell(Sealed(self.local_rank, index))
         return Saved(step, head.content_bytes)
+
+    def has(self, place: WorkerInfo, step: int) -> bool:
+        """Return whether this iteration has sealed a step, and no later one."""
+        head = None if self._kept is None or self._kept >= len(self._slots) else self._slots[self._kept].head
+        return _holds(head, Moment(place.term, place.iteration, step))
 
     def lend(self, step: int) -> LentSlot | None:
         """Return the slot that was sealed last, locked against writers; None when it does not hold this step."""
@@ -203,13 +215,16 @@ class WorkerSlots:
         """Tell the keeper of a load."""
         self.client.tell(Measured(Measure.LOADED, source, seconds, steps_redone))
 
-    def _locked(self, step: int) -> int | None:
-        """Return which slot the next save goes into, locked; None for none.
+    def written(self, disk: OnDisk) -> None:
+        """Tell the keeper what is on the disk."""
+        self.client.tell(Written(disk))
+
+    def _locked(self, step: int, distance: int) -> int | None:
+        """Return which slot the next save goes into, locked; None for none. `distance`: steps since the last one.
 
         Never the newest, unless the other one is pinned: that one all ranks can go back to.
         """
-        target, before = self._target(), self._last_step
-        self._last_step = step
+        target = self._target()
         for index in (target, 1 - target):
             slot = self._slots[index]
             if not slot.lock():
@@ -218,7 +233,7 @@ class WorkerSlots:
                 return index
             slot.unlock()
             pinned, newest = _order(slot.head), _order(self._slots[1 - index].head)
-            if pinned < (0, 0, 0) or not may_replace(newest[2], step, max(step - before, 1)):
+            if pinned < (0, 0, 0) or not may_replace(newest[2], step, max(distance, 1)):
                 break  # Void, and the keeper is about to let it go; or the newest is to be copied.
         return None
 

@@ -50,8 +50,9 @@ class Checkpointer:
             if not isinstance(disk, str | Path):
                 raise ValueError(f"disk_every: want a folder in `disk` to write to, got {disk!r}")
             settings = DiskSettings(
-                Path(disk), _from_one("disk_every", disk_every), _from_one("disk_keep", disk_keep, "checkpoints")
-            )
+                Path(disk), _from_one("disk_every", disk_every), _from_one("disk_keep", disk_keep, "checkpoints"),
+                self._every,
+            )  # fmt: skip
             self._handover = Handover(settings)
         self._reader = ShardReader()
         self._place: WorkerInfo | None = None
@@ -79,9 +80,7 @@ class Checkpointer:
 
         Raises TypeError for what could not be loaded again, ValueError for a step below 0.
         """
-        if not isinstance(step, int) or not 0 <= step < 1 << 62:
-            raise ValueError(f"step: want a number from 0 on, got {step!r}")
-        _progress.newest_step = step
+        _progress.newest_step = _checked(step)
         if step % self._every:
             return Skipped(step, f"not due: every {self._every} steps")
         is_for_disk = False
@@ -100,13 +99,56 @@ class Checkpointer:
                 logger.warning("not written to the disk: %s", problem)
         return result
 
-    def flush(self, timeout_s: float = 600.0) -> bool:
+    def flush(
+        self, state: MutableMapping[str, Any] | None = None, step: int | None = None, timeout_s: float = 600.0
+    ) -> bool:
         """Wait until the newest checkpoint that was due is whole on the disk; return whether it is.
 
-        All ranks of the default group call it together, at the end of the training: what is not whole when a rank's
-        process ends may never be.
+        With a state and its step, write these now, whether they are due or not, and wait for them. If the step is in
+        memory already, it is written as it is there.
+
+        All ranks of the default group call it together, for the same step, at the end of the training or before its
+        pods go: what is not whole when a rank's process ends may never be.
+
+        Raises ValueError for a step below 0, a state without a step, or one without `disk_every`; TypeError for what
+        could not be loaded again, once all ranks have ended their wait.
         """
-        return self._handover is None or self._handover.wait(timeout_s)
+        if state is None and step is None:
+            return self._handover is None or self._handover.wait(timeout_s)
+        if not isinstance(state, MutableMapping):
+            raise ValueError(f"flush: want a state with its step, or neither, got {type(state).__name__}")
+        if self._handover is None:
+            raise ValueError("flush: want `disk_every` in the Checkpointer to write a state")
+        until_s = time.monotonic() + timeout_s
+        self._handover.demand(_checked(step))
+        failure: Exception | None = None
+        try:
+            self._write_now(self._handover, state, _checked(step), until_s)
+        except Exception as error:  # All others wait for this rank.
+            failure = error
+        is_whole = self._handover.wait(until_s - time.monotonic())
+        if failure is not None:
+            raise failure
+        return is_whole
+
+    def _write_now(self, handover: Handover, state: MutableMapping[str, Any], step: int, until_s: float) -> None:
+        """Save a state in memory, unless it is there, and order that it is written."""
+        _progress.newest_step = step
+        arena = self._enter()
+        if arena is None or self._place is None:
+            self._skip(step, _NO_JOB)
+            return
+        shard = self._reader.read(state)
+        if not arena.has(self._place, step):
+            result = arena.write(self._place, step, shard, until_s - time.monotonic())
+            if isinstance(result, Skipped):
+                self._skip(step, result.reason)
+                return
+        if handover.is_ordered(step):
+            return
+        problem = handover.offer(self._place, arena, step, self._reader.names)
+        if problem:
+            logger.warning("not written to the disk: %s", problem)
 
     def load(self, state: MutableMapping[str, Any]) -> int | None:
         """Bring the state back to the newest step that every rank can read; return it, None when there is none.
@@ -121,6 +163,9 @@ class Checkpointer:
         _progress.newest_step = -1 if step is None else step
         if self._handover is not None:
             self._handover.loaded(step)
+            told = self._handover.told()
+            if arena is not None and told is not None:
+                arena.written(told)
         return step
 
     def _load(self, state: MutableMapping[str, Any]) -> tuple[str, int | None]:
@@ -169,6 +214,12 @@ class Checkpointer:
         if problem not in self._told and len(self._told) < 100:
             self._told.add(problem)
             logger.warning("not saved in memory: %s", problem)
+
+
+def _checked(step: object) -> int:
+    if not isinstance(step, int) or not 0 <= step < 1 << 62:
+        raise ValueError(f"step: want a number from 0 on, got {step!r}")
+    return step
 
 
 def _from_one(name: str, value: int, what: str = "steps") -> int:

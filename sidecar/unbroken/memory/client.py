@@ -9,7 +9,15 @@ from typing import TypeVar
 
 from unbroken_core import wire
 from unbroken_core.errors import WireError
-from unbroken_core.pod.memory_messages import KEEPER_SOCKET, MAX_LINE_BYTES, FromKeeper, Measured, Sealed, ToKeeper
+from unbroken_core.pod.memory_messages import (
+    KEEPER_SOCKET,
+    MAX_LINE_BYTES,
+    FromKeeper,
+    Measured,
+    Sealed,
+    ToKeeper,
+    Written,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +62,7 @@ class KeeperClient:
         """Return whatever the keeper answers."""
         return self.ask(message, object, limit_s)  # type: ignore[return-value]  # the union is what is decoded
 
-    def tell(self, message: Sealed | Measured) -> None:
+    def tell(self, message: Sealed | Measured | Written) -> None:
         """Send without an answer, if there is a keeper: one that is started later finds out by itself."""
         try:
             self._connect(_SEND_S).sendall(wire.encode(message).encode() + b"\n")

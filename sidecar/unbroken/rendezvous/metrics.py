@@ -107,6 +107,8 @@ class ViewCollector(Collector):
             yield from _contact(view)
             yield _culprits(view.status)
             yield from _health(view.status)
+            yield from _memory(view.status, view.settings)
+            yield from _disk(view.status)
 
 
 def _state(status: JobStatus) -> Iterator[Metric]:
@@ -239,6 +241,41 @@ def _health(status: JobStatus) -> Iterator[Metric]:
         "unbroken_health_held",
         "1 while findings move no ranks: a false alarm, or a switch.",
         int(bool(status.health.held)),
+    )
+
+
+def _memory(status: JobStatus, settings: JobSettings) -> Iterator[Metric]:
+    """Yield what is safe in memory, in a job that saves there; what is protected only if it asked for copies."""
+    memory = status.memory
+    if memory is None:
+        return
+    yield _gauge(
+        "unbroken_memory_complete_step",
+        "Newest step whose checkpoint is in the memory of every rank's pod, verified; -1: none.",
+        memory.complete_step,
+    )
+    if settings.copies:
+        yield _gauge(
+            "unbroken_memory_protected_step",
+            "Newest step whose checkpoint also survives the loss of any one pod; -1: none.",
+            memory.protected_step,
+        )
+
+
+def _disk(status: JobStatus) -> Iterator[Metric]:
+    """Yield what is on the disk, in a job that writes checkpoints there in the background."""
+    memory = status.memory
+    if memory is None or not memory.disk_every:
+        return
+    yield _gauge("unbroken_disk_step", "Newest step that is whole on the disk; -1: none.", memory.disk_step)
+    yield _gauge(
+        "unbroken_disk_every_steps", "At most so many steps lie between two that are written to it.", memory.disk_every
+    )
+    newest = max(status.max_step, memory.complete_step)
+    yield _gauge(
+        "unbroken_disk_behind_steps",
+        "Steps from the newest one on the disk, or from step 0, to the newest of the job.",
+        max(newest - max(memory.disk_step, 0), 0),
     )
 
 

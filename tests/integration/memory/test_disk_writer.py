@@ -58,7 +58,7 @@ def test_plain_torch_reads_what_was_written_in_the_background(pod: LivePod, tmp_
         assert isinstance(checkpointer.save(state, step), Saved)
         wanted[step] = contents(state)
         # Each is taken, since nothing is faster than this disk: one at a time is.
-        assert checkpointer.flush(LIMIT_S)
+        assert checkpointer.flush(timeout_s=LIMIT_S)
     wait_until(lambda: steps_on_disk(tmp_path) == [4], "older ones to be removed")
     assert json.loads((tmp_path / "step-4" / MARK).read_text())["world_size"] == 1
     assert sorted(path.name for path in (tmp_path / "step-4").iterdir()) == [".metadata", "__0_0.distcp", MARK]
@@ -81,7 +81,7 @@ def test_a_killed_writer_costs_one_checkpoint_and_leaves_no_half_one(pod: LivePo
     state, checkpointer = make_state(), Checkpointer(disk=tmp_path, disk_every=1)
     checkpointer.load(state)
     checkpointer.save(state, 1)
-    assert checkpointer.flush(LIMIT_S)
+    assert checkpointer.flush(timeout_s=LIMIT_S)
     first = writer()
     first.send_signal(signal.SIGSTOP)
     checkpointer.save(state, 2)
@@ -90,7 +90,7 @@ def test_a_killed_writer_costs_one_checkpoint_and_leaves_no_half_one(pod: LivePo
     first.kill()
     first.wait()
     checkpointer.save(state, 4)
-    assert checkpointer.flush(LIMIT_S)
+    assert checkpointer.flush(timeout_s=LIMIT_S)
     # Step 3 waited for its turn, and has had it if it was still in memory then.
     assert [step for step in steps_on_disk(tmp_path) if step != 3] == [4, 1]
 
@@ -101,7 +101,7 @@ def test_what_an_earlier_iteration_has_not_made_whole_it_never_will(pod: LivePod
     checkpointer.load(state)
     step_once(state, 0)
     checkpointer.save(state, 1)
-    assert checkpointer.flush(LIMIT_S)
+    assert checkpointer.flush(timeout_s=LIMIT_S)
     late = writer()
     late.send_signal(signal.SIGSTOP)
     checkpointer.save(state, 2)
@@ -110,13 +110,13 @@ def test_what_an_earlier_iteration_has_not_made_whole_it_never_will(pod: LivePod
     assert again.load(state) == 2  # From memory: it was sealed there.
     late.send_signal(signal.SIGCONT)
     again.save(state, 5)
-    assert again.flush(LIMIT_S)
+    assert again.flush(timeout_s=LIMIT_S)
     assert steps_on_disk(tmp_path) == [5, 1]
     wait_until(lambda: len(list((tmp_path / WORK).iterdir())) == 1, "what is void to be gone")
 
 
 def test_a_full_disk_is_told_in_a_line_and_gives_its_room_back(
-    pod: LivePod, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    pod: LivePod, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     pod.start()
     state, checkpointer = make_state(), Checkpointer(disk=tmp_path, disk_every=1)
@@ -125,11 +125,12 @@ def test_a_full_disk_is_told_in_a_line_and_gives_its_room_back(
     (epoch / "step-1").mkdir()
     (epoch / "step-1" / "__0_0.distcp").symlink_to("/dev/full")
     checkpointer.save(state, 1)
-    left = epoch / "step-1"
-    wait_until(lambda: not checkpointer.flush(0.5) and not list(left.iterdir()), "the room to be given back")
+    assert not checkpointer.flush(timeout_s=LIMIT_S)
+    wait_until(lambda: not (epoch / "step-1").exists(), "the room to be given back")
     checkpointer.save(state, 2)
-    assert checkpointer.flush(LIMIT_S)
+    assert checkpointer.flush(timeout_s=LIMIT_S)
     assert steps_on_disk(tmp_path) == [2]
+    assert "step 1 is not on the disk: step 1 was given up by rank 0: [Errno 28] No space left" in caplog.text
     said = capfd.readouterr().err
     assert "not written to the disk: step=1 rank=0: [Errno 28] No space left on device" in said
     assert "Traceback" not in said
@@ -154,7 +155,7 @@ def test_a_writer_that_cannot_start_is_not_started_at_each_save(
         started[-1].wait()
         assert isinstance(checkpointer.save(state, step), Saved)
     assert len(started) <= 4
-    assert not checkpointer.flush(LIMIT_S)
+    assert not checkpointer.flush(timeout_s=LIMIT_S)
 
 
 def test_flush_says_that_nothing_is_on_the_disk(pod: LivePod, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -162,19 +163,19 @@ def test_flush_says_that_nothing_is_on_the_disk(pod: LivePod, tmp_path: Path, ca
     pod.start()
     state, checkpointer = make_state(), Checkpointer(disk=tmp_path, disk_every=1)
     checkpointer.load(state)
-    assert checkpointer.flush(0), "nothing was due"
+    assert checkpointer.flush(timeout_s=0), "nothing was due"
     writer().send_signal(signal.SIGSTOP)
     checkpointer.save(state, 1)
     Epoch(tmp_path, "other", 0, 1, 7).begin()
     writer().send_signal(signal.SIGCONT)
-    assert not checkpointer.flush(LIMIT_S)
+    assert not checkpointer.flush(timeout_s=LIMIT_S)
     assert "step 1 is not on the disk: another iteration of the job, or another job, has begun" in caplog.text
     pod.be_outside()
     pod.be_new_process()
     without = Checkpointer(disk=tmp_path, disk_every=1)
     without.load(state)
     without.save(state, 1)
-    assert not without.flush(LIMIT_S)
+    assert not without.flush(timeout_s=LIMIT_S)
     assert "step 1 is not on the disk: not all ranks could save it in memory" in caplog.text
 
 
@@ -187,7 +188,7 @@ def test_what_the_user_has_written_is_neither_replaced_nor_removed(pod: LivePod,
     # The user's is not replaced: the writer says so, and goes on.
     for step in (1, 2):
         checkpointer.save(state, step)
-    assert checkpointer.flush(LIMIT_S)
+    assert checkpointer.flush(timeout_s=LIMIT_S)
     assert steps_on_disk(tmp_path) == [2, 1]
     mine = {"mine": torch.zeros(3)}
     load(mine, checkpoint_id=tmp_path / "step-1")
@@ -206,7 +207,7 @@ def test_without_a_load_or_a_folder_that_can_be_written_training_goes_on(
     checkpointer.load(state)
     assert f"{tmp_path / 'file'}" in caplog.text
     assert isinstance(checkpointer.save(state, 1), Saved)
-    assert not checkpointer.flush(0)
+    assert not checkpointer.flush(timeout_s=0)
     assert handover._Process.child is None
 
 

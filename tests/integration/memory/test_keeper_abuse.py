@@ -26,6 +26,8 @@ from .conftest import LivePod
 PEER = {"uid": "u", "host": "127.0.0.1", "port": 1}
 SHARD = {"peer": PEER, "rank": 0, "world_size": 1, "term": 1, "iteration": 0, "step": 1}
 
+DISK = {"term": 1, "iteration": 0, "every": 10}
+
 
 def connect(pod: LivePod) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
@@ -57,6 +59,8 @@ def assert_well(pod: LivePod) -> None:
         pytest.param(json.dumps({"type": "FetchShard", **SHARD, "blocks": [[-1, 2]]}).encode(), id="block < 0"),
         pytest.param(json.dumps({"type": "FetchShard", **SHARD, "blocks": [[0, 1 << 60]]}).encode(), id="many blocks"),
         pytest.param(json.dumps({"type": "FetchShard", **SHARD, "peer": {}}).encode(), id="nobody"),
+        pytest.param(json.dumps({"type": "Written", "disk": DISK, "age_s": -5}).encode(), id="age < 0"),
+        pytest.param(json.dumps({"type": "Written", "disk": {**DISK, "every": 0}}).encode(), id="no interval"),
     ],
 )
 def test_a_message_that_is_none_ends_its_connection_alone(pod: LivePod, line: bytes) -> None:

@@ -289,7 +289,7 @@ def train(call: inprocess.CallWrapper) -> None:
             note_state(call.iteration, "saved", step, saved, optimizer)
         call.ping(step=step)
     with call.disable_hang_protection():
-        if not checkpointer.flush(LIMIT_S):
+        if not checkpointer.flush(timeout_s=LIMIT_S):
             raise RuntimeError("the last checkpoint is not on the disk")
     dist.barrier()
 

@@ -37,6 +37,15 @@ from unbroken_core.checkpoints import MemoryStatus
             MemoryStatus(-1, across="2 pods have too few others to keep copies, want 3"),
             "no step is on all ranks yet; no step is protected: 2 pods have too few others to keep copies, want 3",
         ),
+        (
+            MemoryStatus(120, disk_step=100, disk_every=50),
+            "step 120 on all ranks (2 steps ago); step 100 on the disk (22 steps ago)",
+        ),
+        (
+            MemoryStatus(120, -1, 100, 1, "disk", disk_every=50, disk_problem="step 100 was given up by rank 3: full"),
+            "step 120 on all ranks (2 steps ago); no step is on the disk, step 100 was given up by rank 3: full; "
+            "restored step 100 from disk, 1 step redone",
+        ),
     ],
 )
 def test_the_line_says_what_is_safe_and_what_was_lost(memory: MemoryStatus, text: str) -> None:

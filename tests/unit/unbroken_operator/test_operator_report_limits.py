@@ -44,7 +44,8 @@ def _sound() -> JobStatus:
         JobPhase.RUNNING, ["digits-0", "digits-1"], ["digits-2"], recoveries=(a_recovery(),), ettr=1.0
     )
     assert world.report is not None
-    return replace(world.report, memory=MemoryStatus(120, 110, 100, 3, "memory", "step 118: lost", "across rack"))
+    memory = MemoryStatus(120, 110, 100, 3, "memory", "step 118: lost", "across rack", 50, 50, "step 100: full")
+    return replace(world.report, memory=memory)
 
 
 SOUND: dict[str, Any] = json.loads(encode(_sound()))
@@ -78,6 +79,9 @@ def test_what_an_honest_rendezvous_says_is_read_as_it_is() -> None:
         pytest.param("memory.steps_redone", -1, ".memory.steps_redone: want 0 to", id="fewer steps redone than none"),
         pytest.param("memory.source", "tape", ".memory.source: want words of", id="a source that is none"),
         pytest.param("memory.reason", "x" * 10**6, ".memory.reason: want at most", id="a reason of a megabyte"),
+        pytest.param("memory.disk_step", -2, ".memory.disk_step: want -1 to", id="a step of the disk below none"),
+        pytest.param("memory.disk_every", -1, ".memory.disk_every: want 0 to", id="fewer steps than none between two"),
+        pytest.param("memory.disk_problem", "x" * 10**6, ".memory.disk_problem: want at most", id="a problem as long"),
         pytest.param("memory.across", "x" * 10**6, ".memory.across: want at most", id="a promise of a megabyte"),
         pytest.param("ettr", 7.5, ".ettr: want 0 to 1.01, got 7.5", id="more progress than time"),
         pytest.param("pods", SOUND["pods"] * 100, ".pods: want at most 22 for a job of this size, got 300", id="pods"),

@@ -173,6 +173,9 @@ def memory_status(table: Checkpoints, recalled: Recall, iteration: int) -> Memor
         complete_step=-1 if complete is None else complete.step,
         reason=reason[:1000],
     )
+    disk = table.disk.known
+    if disk is not None:
+        status = replace(status, disk_step=disk.step, disk_every=disk.every, disk_problem=disk.problem[:1000])
     if load is None:
         return status
     redone = max(recalled.max_step - load.step, 0)

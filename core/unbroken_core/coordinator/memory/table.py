@@ -26,6 +26,7 @@ from unbroken_core.checkpoints import (
     Peer,
 )
 from unbroken_core.coordinator.memory.claims import CopyClaims
+from unbroken_core.coordinator.memory.disk import DiskWord
 from unbroken_core.coordinator.memory.holders import HeldShard, Run, Step, kept, runs_of
 from unbroken_core.coordinator.memory.loads import Loads
 
@@ -92,6 +93,7 @@ class Checkpoints:
     def __init__(self) -> None:
         self.steps: dict[StepKey, Step] = {}
         self.loads = Loads()
+        self.disk = DiskWord()
         self.num_refused = 0
         """Shards that were reported and cannot be: another pod's, of a world that never was, another's digest."""
         self._places: dict[str, _Place] = {}
@@ -141,6 +143,10 @@ class Checkpoints:
         told, num_refused = self.loads.receive(uid, reporter.name, held.loads, reporter.last_iteration)
         self.num_refused += num_refused
         self.agree(told)
+        if held.disk is not None:
+            world = self._worlds.get(held.disk.iteration)
+            seats = {} if world is None else world.seats
+            self.num_refused += not self.disk.receive(uid, held.disk, reporter.last_iteration, seats)
         self._receive_again(uid)
 
     def lose(self, uid: str) -> None:

@@ -8,7 +8,6 @@ What is about now (pods, ranks) is bounded by the job's size; what is about the 
 """
 
 import dataclasses
-import datetime
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +23,7 @@ from unbroken_core.pod.stacks import bounded
 from unbroken_core.reasons import Cause, Phase, Rung
 from unbroken_core.settings import MAX_PODS, MAX_RANKS_PER_POD
 from unbroken_core.wire import MAX_MESSAGE_BYTES, decode
+from unbroken_operator.decisions.limits.fitting import is_time
 
 BASE_BYTES = 1 << 20
 """Of a report without pods: twenty recoveries with their errors and stacks."""
@@ -36,7 +36,7 @@ MAX_SHOWN = 120
 MAX_COUNT = 1 << 53
 MAX_STEP = 1 << 63
 MAX_SECONDS = 1e9
-_TIME = re.compile(r"(19[7-9]\d|[2-9]\d{3})-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)")
+_YEAR = re.compile(r"(19[7-9]\d|[2-9]\d{3})-")
 
 
 @dataclass(frozen=True)
@@ -221,6 +221,8 @@ def _memory_violations(memory: MemoryStatus) -> Iterator[str]:
         (f"{where}.complete_step", memory.complete_step, -1, MAX_STEP),
         (f"{where}.protected_step", memory.protected_step, -1, MAX_STEP),
         (f"{where}.restored_step", memory.restored_step, -1, MAX_STEP),
+        (f"{where}.disk_step", memory.disk_step, -1, MAX_STEP),
+        (f"{where}.disk_every", memory.disk_every, 0, MAX_STEP),
         (f"{where}.steps_redone", memory.steps_redone, 0, MAX_STEP),
     )
     if memory.source not in _SOURCES:
@@ -229,6 +231,8 @@ def _memory_violations(memory: MemoryStatus) -> Iterator[str]:
         yield f"{where}.reason: want at most {_MAX_REASON} characters, got {len(memory.reason)}"
     if len(memory.across) > _MAX_REASON:
         yield f"{where}.across: want at most {_MAX_REASON} characters, got {len(memory.across)}"
+    if len(memory.disk_problem) > _MAX_REASON:
+        yield f"{where}.disk_problem: want at most {_MAX_REASON} characters, got {len(memory.disk_problem)}"
 
 
 def _recovery_violations(recovery: Recovery) -> Iterator[str]:
@@ -266,13 +270,7 @@ _PHASES = frozenset(phase.value for phase in Phase)
 
 
 def _is_time(text: str) -> bool:
-    if len(text) > 40 or not _TIME.fullmatch(text):
-        return False
-    try:
-        datetime.datetime.fromisoformat(text)
-    except ValueError:
-        return False
-    return True
+    return len(text) <= 40 and bool(_YEAR.match(text)) and is_time(text)
 
 
 def _kept_pods(pods: Iterable[PodStatus], known: frozenset[str] | None) -> Iterator[PodStatus]:

@@ -1,5 +1,6 @@
 """The agent's metrics, computed at each scrape: nothing is counted on the recovery path."""
 
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from itertools import accumulate
 
@@ -71,7 +72,7 @@ class PodCollector(Collector):
         yield checks
         counted = self._checkpoints()
         if counted is not None:
-            yield from memory_families(counted)
+            yield from memory_families(counted, time.monotonic())
 
 
 def join_checks(found: Iterable[Iterable[tuple[str, bool]]]) -> dict[str, bool]:
@@ -83,8 +84,30 @@ def join_checks(found: Iterable[Iterable[tuple[str, bool]]]) -> dict[str, bool]:
     return joined
 
 
-def memory_families(counted: Counted) -> Iterator[Metric]:
-    """Yield what is told of checkpoints in memory, in the pods of a job that has some."""
+def _disk_families(counted: Counted, now_s: float) -> Iterator[Metric]:
+    """Yield what is told of checkpoints on the disk, in the pod with rank 0."""
+    failures = CounterMetricFamily(
+        "unbroken_memory_disk_failures", "Parts of checkpoints that workers of this pod did not write to the disk."
+    )
+    failures.add_metric([], counted.disk_failures)
+    yield failures
+    if counted.disk_step >= 0:
+        step = GaugeMetricFamily(
+            "unbroken_memory_disk_step", "Newest step on the disk, as far as this pod knew of it while it had rank 0."
+        )
+        step.add_metric([], counted.disk_step)
+        yield step
+    if counted.disk_whole_at_s >= 0:
+        age = GaugeMetricFamily(
+            "unbroken_memory_disk_age_seconds", "Seconds since that step became whole, if it did in this pod's time."
+        )
+        age.add_metric([], max(now_s - counted.disk_whole_at_s, 0.0))
+        yield age
+
+
+def memory_families(counted: Counted, now_s: float) -> Iterator[Metric]:
+    """Yield what is told of checkpoints in memory, in the pods of a job that has some. `now_s`: monotonic."""
+    yield from _disk_families(counted, now_s)
     used = GaugeMetricFamily("unbroken_memory_used_bytes", "Memory of this pod's slots for checkpoints.")
     used.add_metric([], counted.used_bytes)
     yield used

@@ -9,6 +9,7 @@ import torch
 
 from unbroken.logs import read_level, start_log
 from unbroken.memory.background.writer import DiskWriter
+from unbroken.memory.place import read_place
 
 _LEAST_PRIORITY = 19
 
@@ -21,7 +22,7 @@ def main() -> int:
     os.nice(_LEAST_PRIORITY)
     torch.set_num_threads(1)
     start_log("unbroken.disk", read_level(os.environ), with_time=False)
-    DiskWriter(socket.socket(fileno=int(sys.argv[1]))).run()
+    DiskWriter(socket.socket(fileno=int(sys.argv[1])), read_place().folder).run()
     return 0
 
 

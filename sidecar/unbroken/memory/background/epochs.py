@@ -4,15 +4,19 @@
     FOLDER/.unbroken/EPOCH/has/3.json     what rank 3 has
     FOLDER/.unbroken/EPOCH/plan/3.json    what of it rank 3 writes
     FOLDER/.unbroken/EPOCH/step-100/      parts
+    FOLDER/.unbroken/EPOCH/failed/100-3   why rank 3 has not written its part of step 100, and never will
     FOLDER/.unbroken/void-…               what must never become whole
 
 An epoch is one iteration of a job. It begins when the folders of all others are renamed, and only then do ranks look
 for what they can restore. So what an earlier iteration has not made whole by then it never will: its last rename fails.
 """
 
+import contextlib
 import errno
+import itertools
 import json
 import os
+import re
 import secrets
 import shutil
 from dataclasses import dataclass
@@ -22,8 +26,25 @@ from typing import Any, Final
 WORK: Final = ".unbroken"
 MARK: Final = "unbroken.json"
 """In each checkpoint that was made here; no other is ever removed."""
+_PART: Final = ".part"
 _VOID: Final = "void-"
 _STEP: Final = "step-"
+_FAILED: Final = "failed"
+_MARK_NAME = re.compile("([0-9]{1,19})-([0-9]{1,7})")
+_MAX_MARKS, _MAX_SEEN = 64, 10_000
+_MAX_MARK_BYTES = 4096
+MAX_REASON: Final = 500
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a step never becomes whole."""
+
+    rank: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -63,7 +84,7 @@ class Epoch:
         for entry in os.scandir(root):
             if entry.name != self.name and not entry.name.startswith(_VOID):
                 self.void(Path(entry.path))
-        for part in ("has", "plan"):
+        for part in ("has", "plan", _FAILED):
             (self.work / part).mkdir(parents=True, exist_ok=True)
 
     @property
@@ -80,6 +101,15 @@ class Epoch:
         """Whether another iteration has begun."""
         return not self.work.is_dir()
 
+    def part(self, step: int, rank: int) -> Path:
+        """Return the file by which a rank says that its part of a step is on the disk."""
+        return self.parts(step) / f"{rank}{_PART}"
+
+    def has_part(self, step: int, rank: int) -> bool:
+        """Whether a rank's part of a step is on the disk, or was until the step was made whole."""
+        # In this order: the mark is there before the parts' files are removed.
+        return self.part(step, rank).exists() or (self.parts(step) / MARK).exists() or self.is_whole(step)
+
     def void(self, path: Path) -> None:
         """Take something out of the way, at once; `sweep` removes it."""
         try:
@@ -90,6 +120,44 @@ class Epoch:
     def steps(self) -> list[int]:
         """Return the steps of which there are parts; none where the epoch is void."""
         return sorted(_numbers(self.work))
+
+    def fail(self, step: int, failure: Failure) -> None:
+        """Tell all ranks that a step never becomes whole, unless one has done so, or the epoch is void. Raises OSError.
+
+        The step stays given up in this epoch.
+        """
+        if self.failure(step) is None:
+            mark = {"rank": failure.rank, "reason": failure.reason[:MAX_REASON]}
+            with contextlib.suppress(FileNotFoundError):
+                write_json(self.work / _FAILED / f"{step}-{failure.rank}", mark)
+
+    def failure(self, step: int) -> Failure | None:
+        """Return why a step never becomes whole, in the words of the lowest rank; None as long as it may."""
+        ranks = [rank for failed, rank in self._marks() if failed == step]
+        for rank in sorted(ranks):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+                with (self.work / _FAILED / f"{step}-{rank}").open("rb") as file:
+                    reason = json.loads(file.read(_MAX_MARK_BYTES))["reason"]
+                return Failure(rank, " ".join(str(reason)[:MAX_REASON].split()))
+        return Failure(min(ranks), "its reason cannot be read") if ranks else None
+
+    def failed_steps(self) -> list[int]:
+        """Return the steps that never become whole, as far as their marks are there."""
+        return sorted({step for step, _ in self._marks()})
+
+    def forget_failures(self) -> None:
+        """Remove the marks of all but the newest steps. Raises OSError."""
+        for step, rank in self._marks()[:-_MAX_MARKS]:
+            (self.work / _FAILED / f"{step}-{rank}").unlink(missing_ok=True)
+
+    def _marks(self) -> list[tuple[int, int]]:
+        """Return (step, rank) of each, the oldest steps first."""
+        try:
+            with os.scandir(self.work / _FAILED) as entries:
+                names = [entry.name for entry in itertools.islice(entries, _MAX_SEEN)]
+        except OSError:
+            return []
+        return sorted((int(found[1]), int(found[2])) for found in map(_MARK_NAME.fullmatch, names) if found)
 
     def publish(self, step: int) -> None:
         """Make a step whole.

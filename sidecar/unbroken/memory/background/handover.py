@@ -1,5 +1,6 @@
 """The worker's side: orders its process to write a slot, and waits for nothing."""
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -16,16 +17,17 @@ from typing import Any
 
 from unbroken.memory.agreement import gather
 from unbroken.memory.arena import WorkerSlots
-from unbroken.memory.background.epochs import Epoch
+from unbroken.memory.background.epochs import Epoch, Failure
+from unbroken.memory.background.news import on_disk
 from unbroken.memory.background.orders import WriteOrder, send
 from unbroken.memory.place import WorkerInfo
+from unbroken_core.checkpoints import OnDisk
 
 logger = logging.getLogger(__name__)
 
 Names = Mapping[str, Sequence[Any]]
 _LOOK_S = 0.1
-_MOST_ORDERED = 63
-_LAST_S = 10.0
+_MOST_ORDERED = 64
 _QUICK_S, _MOST_QUICK = 60.0, 3
 
 
@@ -38,6 +40,13 @@ class DiskSettings:
     """Steps from one checkpoint to the next."""
     keep: int
     """Whole checkpoints that stay."""
+    saved_every: int = 1
+    """Only steps that this divides are saved."""
+
+    @property
+    def interval(self) -> int:
+        """At most so many steps lie between two checkpoints."""
+        return -(-self.every // self.saved_every) * self.saved_every
 
 
 @dataclass(frozen=True)
@@ -56,24 +65,35 @@ class Handover:
     def __init__(self, settings: DiskSettings) -> None:
         self._settings = settings
         self._epoch: Epoch | None = None
+        self._begun: Epoch | None = None
+        """The same, also where it could not begin, for this reason."""
+        self._problem = ""
         self._newest = 0
         """The last step that was ordered, or that all ranks went back to."""
         self._newest_due = -1
         self._due: _Due | None = None
         """What has not been ordered yet."""
-        self._ordered: list[int] = []
+        self._ordered: dict[int, _Child] = {}
+        """By step, who was ordered to write it."""
+        self._rank = 0
 
     def begin(self, place: WorkerInfo) -> None:
         """Void what earlier iterations have not made whole, before anybody looks for it. A collective of all ranks.
 
         Raises OSError.
         """
-        self._epoch, self._due, self._ordered = None, None, []
+        self._epoch, self._due, self._ordered = None, None, {}
+        self._rank = place.rank
         self._newest, self._newest_due = 0, -1
         nonce = gather([[secrets.randbits(62)]], 1)[0][0][0]
         job = hashlib.sha256(os.environ.get("TORCHELASTIC_RUN_ID", "").encode()).hexdigest()[:32]
         epoch = Epoch(self._settings.folder.absolute(), job, place.iteration, place.term, nonce)
-        epoch.begin()
+        self._begun, self._problem = epoch, ""
+        try:
+            epoch.begin()
+        except OSError as error:
+            self._problem = f"rank {place.rank}: {error}"
+            raise
         self._epoch = epoch
         # It takes a while to start, and no slot is kept for it before it has.
         _child()
@@ -81,6 +101,12 @@ class Handover:
     def loaded(self, step: int | None) -> None:
         """All ranks went back to this step."""
         self._newest = 0 if step is None else step
+
+    def told(self) -> OnDisk | None:
+        """Return what rank 0 tells of the disk at the beginning of an iteration; None on other ranks."""
+        if self._begun is None or self._rank != 0:
+            return None
+        return on_disk(self._begun, self._settings.interval, problem=self._problem)
 
     def is_due(self, step: int) -> bool:
         """Return whether a step that is saved belongs on the disk: the first one in each interval that was saved."""
@@ -103,6 +129,14 @@ class Handover:
         self.catch_up()
         return problem
 
+    def demand(self, step: int) -> None:
+        """A step belongs on the disk, whether it is due or not: `wait` waits for it."""
+        self._newest_due = step
+
+    def is_ordered(self, step: int) -> bool:
+        """Return whether this iteration has ordered a step, or waits for its turn."""
+        return step in self._ordered or (self._due is not None and self._due.step == step)
+
     def catch_up(self) -> None:
         """Order what could not be ordered before, if it is still in memory."""
         due, epoch = self._due, self._epoch
@@ -121,10 +155,13 @@ class Handover:
             descriptors.append(_file_of(due.names))
             order = WriteOrder(
                 str(epoch.folder), epoch.job, epoch.term, epoch.iteration, epoch.nonce, due.step, due.place.rank,
-                due.place.world_size, str(lent.path), lent.serial, self._settings.keep,
+                due.place.world_size, str(lent.path), lent.serial, self._settings.keep, self._settings.interval,
             )  # fmt: skip
-            _child().order(order, descriptors)
-            self._ordered = [*self._ordered[-_MOST_ORDERED:], due.step]
+            child = _child()
+            child.order(order, descriptors)
+            self._ordered[due.step] = child
+            while len(self._ordered) > _MOST_ORDERED:
+                del self._ordered[next(iter(self._ordered))]
         except OSError as error:
             logger.warning("not written to the disk: step %d: its process cannot be reached: %s", due.step, error)
         finally:
@@ -134,7 +171,8 @@ class Handover:
     def wait(self, seconds: float) -> bool:
         """Wait until the newest step that was due is whole on the disk; return whether it is.
 
-        A collective of all ranks. If one could not save it in memory, they wait for the newest that all could.
+        A collective of all ranks, which return the same. If one could not save it in memory, they wait for the newest
+        that all could.
         """
         until_s = time.monotonic() + seconds
         while self._due is not None and time.monotonic() < until_s:
@@ -142,27 +180,54 @@ class Handover:
             time.sleep(_LOOK_S)
         rows = gather([[step] for step in (self._newest_due, *self._ordered)], 1)
         common = set.intersection(*({step for (step,) in row[1:]} for row in rows))
-        newest_due = max(step for ((step,), *_) in rows)
+        all_due = [step for ((step,), *_) in rows]
+        newest_due = max(all_due)
         if newest_due < 0:
             return True
         step = max(common, default=-1)
-        problem = "" if step == newest_due else "not all ranks could save it in memory"
-        while self._epoch is not None and step >= 0 and not self._epoch.is_whole(step):
-            if self._epoch.is_void():
-                problem = "another iteration of the job, or another job, has begun in this folder"
-            elif time.monotonic() > until_s:
-                problem = f"step {step} is not whole after {seconds:g} s"
-            else:
-                if _Process.child is None or not _Process.child.is_alive:
-                    # Only what it has finished can still become whole.
-                    until_s = min(until_s, time.monotonic() + _LAST_S)
-                time.sleep(_LOOK_S)
-                continue
-            break
-        if problem or self._epoch is None:
-            logger.warning("step %d is not on the disk: %s", newest_due, problem or "`load` could not begin there")
-            return False
-        return True
+        problem = ""
+        if min(all_due) != newest_due:
+            last = min(all_due)
+            where = f"is at step {last}" if last >= 0 else "has saved none that was due"
+            problem = f"rank {all_due.index(last)} {where}"
+        elif step != newest_due:
+            lacking = [rank for rank, row in enumerate(rows) if [newest_due] not in row[1:]]
+            problem = f"not all ranks could save it in memory: rank {lacking[0]} could not"
+        if self._epoch is None:
+            problem = "`load` could not begin there"
+        elif step >= 0:
+            problem = self._wait_for(self._epoch, step, until_s) or problem
+        # Their clocks and views of the folder differ; what one of them has seen whole is whole.
+        is_whole = any(row == [[1]] for row in gather([[int(not problem)]], 1))
+        if not is_whole:
+            logger.warning("step %d is not on the disk: %s", newest_due, problem)
+        return is_whole
+
+    def _wait_for(self, epoch: Epoch, step: int, until_s: float) -> str:
+        """Wait until a step is whole; return why it is not, "" if it is."""
+        began_s = time.monotonic()
+        while not epoch.is_whole(step):
+            failure = epoch.failure(step)
+            if epoch.is_void():
+                return "another iteration of the job, or another job, has begun in this folder"
+            if failure is not None:
+                return f"step {step} was given up by {failure}"
+            if self._is_left(epoch, step):
+                failure = Failure(self._rank, "its process that writes to the disk has ended")
+                with contextlib.suppress(OSError):
+                    epoch.fail(step, failure)
+                return f"step {step} was given up by {failure}"
+            if time.monotonic() > until_s:
+                return f"step {step} is not whole after {time.monotonic() - began_s:.0f} s"
+            time.sleep(_LOOK_S)
+        return ""
+
+    def _is_left(self, epoch: Epoch, step: int) -> bool:
+        """Whether this rank's process has ended, and left something of a step undone."""
+        child = _Process.child
+        if self._rank == 0 and (child is None or not child.is_alive):
+            return not epoch.is_whole(step)
+        return not self._ordered[step].is_alive and not epoch.has_part(step, self._rank)
 
 
 class _Child:

@@ -34,6 +34,8 @@ class WriteOrder:
     serial: int
     keep: int
     """Whole checkpoints that stay."""
+    every: int
+    """At most so many steps lie between two orders."""
 
 
 def send(connection: socket.socket, order: WriteOrder, descriptors: Sequence[int]) -> None:

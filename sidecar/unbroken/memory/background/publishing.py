@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,13 +13,11 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageIn
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.storage import WriteResult
 
-from unbroken.memory.background.epochs import MARK, Epoch, sync, write_json
+from unbroken.memory.background.epochs import MARK, Epoch, Failure, sync, write_json
 from unbroken.memory.background.parts import Row
 from unbroken.memory.background.plans import PlanError, WritePlan, decide
 
 logger = logging.getLogger(__name__)
-
-_SUFFIX = ".part"
 
 
 class Publisher:
@@ -28,8 +27,16 @@ class Publisher:
         self._epoch, self._world_size, self._keep = epoch, world_size, keep
         self._seen: tuple[tuple[str, int, int], ...] = ()
         self._decision: WritePlan | None = None
+        self._problem = ""
+        """Why there is none."""
         self.newest = -1
         """The newest step that was made whole."""
+        self.newest_at_s = 0.0
+        """When, on the monotonic clock."""
+        self.num_given_up = 0
+        self.problem = ""
+        """Why the last step that was given up is not whole; "" once a later one is."""
+        self._failed: set[int] = set()
 
     @property
     def is_waiting(self) -> bool:
@@ -39,18 +46,48 @@ class Publisher:
     def turn(self) -> None:
         """Do what can be done now. Raises OSError; FileNotFoundError where another iteration has begun."""
         self._plan()
+        failed = set(self._epoch.failed_steps())
+        self._count(failed)
         for step in reversed(self._epoch.steps()):
-            if step < self.newest:
+            if step in failed:
+                self._give_up(step, "")
+            elif step < self.newest:
                 logger.warning("checkpoint for the disk given up, since a later one is whole: step=%d", step)
                 self._epoch.void(self._epoch.parts(step))
+                self.num_given_up += 1
             elif len(self._parts(step)) == self._world_size:
                 try:
                     self._publish(step)
                 except FileNotFoundError:
                     raise
                 except Exception as error:  # torch says RuntimeError where a disk is full.
-                    logger.warning("checkpoint for the disk given up: step=%d: %s", step, innermost(error))
-                    self._epoch.void(self._epoch.parts(step))
+                    if self._epoch.is_whole(step):
+                        raise
+                    self._give_up(step, str(innermost(error)))
+        self._count(set(self._epoch.failed_steps()))
+        self._epoch.forget_failures()
+
+    def _count(self, failed: set[int]) -> None:
+        """Count each step that ranks have given up once. `failed`: all whose marks are there."""
+        fresh, self._failed = failed - self._failed, failed
+        for step in sorted(fresh):
+            self._note(step, self._epoch.failure(step))
+
+    def _note(self, step: int, failure: Failure | None) -> None:
+        self.num_given_up += 1
+        if step > self.newest:
+            self.problem = f"step {step} was given up by {failure}"
+
+    def _give_up(self, step: int, reason: str) -> None:
+        """Tell all ranks, whose parts would be in vain, unless one has told it; give their room back."""
+        if reason:
+            try:
+                self._epoch.fail(step, Failure(0, reason))
+            except OSError as error:
+                logger.warning("other ranks are not told that step %d is given up: %s", step, error)
+                self._note(step, Failure(0, reason))
+        logger.warning("checkpoint for the disk given up: step=%d: %s", step, self._epoch.failure(step) or reason)
+        self._epoch.void(self._epoch.parts(step))
 
     def _plan(self) -> None:
         folder = self._epoch.work / "has"
@@ -67,20 +104,19 @@ class Publisher:
             return
         contents = [(folder / name).read_bytes() for name in names]
         try:
-            self._decision = decide(contents)
+            self._decision, self._problem = decide(contents), ""
         except PlanError as error:
             logger.error("no checkpoints on the disk: %s", error)
-            self._decision = None
+            self._decision, self._problem = None, str(error)
         self._seen = seen
         for rank, content in enumerate(contents):
             indices = None if self._decision is None else self._decision.of_rank[rank]
             plan_id = "" if self._decision is None else self._decision.plan_id
-            plan = {"plan": plan_id, "has": digest(content), "indices": indices}
+            plan = {"plan": plan_id, "has": digest(content), "indices": indices, "problem": self._problem}
             write_json(self._epoch.work / "plan" / f"{rank}.json", plan)
 
     def _parts(self, step: int) -> list[Path]:
-        folder = self._epoch.parts(step)
-        paths = (folder / part_name(rank) for rank in range(self._world_size))
+        paths = (self._epoch.part(step, rank) for rank in range(self._world_size))
         return [path for path in paths if path.exists()]
 
     def _publish(self, step: int) -> None:
@@ -89,17 +125,17 @@ class Publisher:
         rows: list[Row] = [tuple(row) for part in parts for row in part["rows"]]
         keys = {(name, None if offset is None else tuple(offset)) for name, offset, *_ in rows}
         if decision is None or any(part["plan"] != decision.plan_id for part in parts) or keys != decision.keys:
-            logger.warning("checkpoint for the disk given up: step=%d: its ranks' states differ in form", step)
-            self._epoch.void(folder)
-            return
+            raise PlanError("its ranks' states differ in form")
         FileSystemWriter(folder).finish(replace(decision.metadata), [[_result(row) for row in rows]])
         write_json(folder / MARK, {**self._epoch.mark, "step": step, "world_size": self._world_size})
         for path in self._parts(step):
             path.unlink()
         sync(folder)
         self._epoch.publish(step)
+        self.newest, self.newest_at_s = max(self.newest, step), time.monotonic()
+        if step == self.newest:
+            self.problem = ""
         sync(self._epoch.folder)
-        self.newest = max(self.newest, step)
         logger.info("checkpoint on the disk: step=%d folder=%s", step, self._epoch.whole(step))
         self._epoch.retain(self._keep)
 
@@ -112,11 +148,6 @@ def innermost(error: BaseException) -> BaseException:
             return seen
         seen = seen.__cause__ or seen.__context__
     return error
-
-
-def part_name(rank: int) -> str:
-    """Return the name of the file by which a rank says that its part is on the disk."""
-    return f"{rank}{_SUFFIX}"
 
 
 def digest(content: bytes) -> str:

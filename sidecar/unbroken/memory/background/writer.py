@@ -16,13 +16,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from unbroken.memory.background.epochs import Epoch, sync, write_json
+from unbroken.memory.background.epochs import Epoch, Failure, sync, write_json
+from unbroken.memory.background.news import DiskNews, on_disk
 from unbroken.memory.background.orders import TAKEN, WriteOrder, receive
 from unbroken.memory.background.parts import write_part
 from unbroken.memory.background.plans import describe
-from unbroken.memory.background.publishing import Publisher, digest, innermost, part_name
+from unbroken.memory.background.publishing import Publisher, digest, innermost
 from unbroken.memory.sources import Source, UnreadableError, adopt_source
 from unbroken_core.errors import WireError
+from unbroken_core.pod.memory_messages import MAX_MEASURED_S
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +47,12 @@ class NotWrittenError(Exception):
 class DiskWriter:
     """One process."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, folder: Path | None = None) -> None:
+        """`folder`: the pod's, with its keeper's socket; without it nobody is told what is on the disk."""
         self._connection = connection
+        self._news = DiskNews(folder)
+        self._every = 1
+        self._told: tuple[int, int, str] | None = None
         self._publisher: Publisher | None = None
         self._epoch: Epoch | None = None
 
@@ -79,8 +85,7 @@ class DiskWriter:
         try:
             written = self._write(order, descriptors)
         except Exception as error:  # torch says RuntimeError where a disk is full.
-            logger.warning("not written to the disk: step=%d rank=%d: %s", order.step, order.rank, innermost(error))
-            self._remove_part(order)
+            self._give_up(order, str(innermost(error)))
         else:
             logger.info(
                 "written to the disk: step=%d rank=%d bytes=%d seconds=%.1f",
@@ -91,7 +96,9 @@ class DiskWriter:
 
     def _write(self, order: WriteOrder, descriptors: list[int]) -> int:
         """Write a part; return its bytes."""
-        epoch = Epoch(Path(order.folder), order.job, order.iteration, order.term, order.nonce)
+        epoch = _epoch_of(order)
+        # Anew with each order: a keeper that was started again knows nothing of it.
+        self._told = None
         if epoch != self._epoch:
             self._enter(epoch, order)
         with os.fdopen(os.dup(descriptors[1]), "rb") as file:
@@ -100,9 +107,9 @@ class DiskWriter:
         with _opened(order, descriptors[0]) as source:
             has = describe(source.layout.entries, list(source.objects), names)
             content = write_json(epoch.work / "has" / f"{order.rank}.json", has)
-            plan = self._wait_for(lambda: _read_plan(epoch, order.rank, digest(content)), PLAN_S, "other ranks")
+            plan = self._wait_for(lambda: _read_plan(epoch, order, digest(content)), PLAN_S, "other ranks")
             if plan["indices"] is None:
-                raise NotWrittenError("the states of all ranks make no checkpoint: the log of rank 0 says why")
+                raise NotWrittenError(str(plan["problem"]))
             folder = epoch.parts(order.step)
             folder.mkdir(exist_ok=True)
             rows = write_part(source, has, plan["indices"], folder, order.rank)
@@ -112,20 +119,26 @@ class DiskWriter:
         for name in sorted({row[2] for row in rows}):
             sync(folder / name)
         sync(folder)
-        write_json(folder / part_name(order.rank), {"plan": plan["plan"], "rows": rows})
+        write_json(epoch.part(order.step, order.rank), {"plan": plan["plan"], "rows": rows})
         return sum(row[4] for row in rows)
 
-    def _remove_part(self, order: WriteOrder) -> None:
-        """Give back the room of what was written in vain."""
-        if self._epoch is None:
-            return
-        for path in self._epoch.parts(order.step).glob(f"__{order.rank}_*"):
-            path.unlink(missing_ok=True)
+    def _give_up(self, order: WriteOrder, reason: str) -> None:
+        """Give back the room of what was written in vain; tell the other ranks, who would wait for it."""
+        logger.warning("not written to the disk: step=%d rank=%d: %s", order.step, order.rank, reason)
+        epoch = _epoch_of(order)
+        if not epoch.is_void() and epoch.failure(order.step) is None:
+            self._news.failed()
+        try:
+            for path in epoch.parts(order.step).glob(f"__{order.rank}_*"):
+                path.unlink(missing_ok=True)
+            epoch.fail(order.step, Failure(order.rank, reason))
+        except OSError as error:
+            logger.warning("other ranks are not told that step %d is given up: %s", order.step, error)
 
     def _enter(self, epoch: Epoch, order: WriteOrder) -> None:
         if epoch.is_void():
             raise NotWrittenError(_BEGUN)
-        self._epoch = epoch
+        self._epoch, self._every = epoch, order.every
         self._publisher = Publisher(epoch, order.world_size, order.keep) if order.rank == 0 else None
 
     def _publish(self) -> None:
@@ -138,6 +151,19 @@ class DiskWriter:
             self._publisher = None
         except (OSError, ValueError) as error:
             logger.warning("checkpoint not made whole on the disk: %s", error)
+        else:
+            self._tell(self._publisher)
+
+    def _tell(self, publisher: Publisher) -> None:
+        """Tell the keeper what has changed."""
+        state = (publisher.newest, publisher.num_given_up, publisher.problem)
+        if self._epoch is None or state == self._told:
+            return
+        self._told = state
+        found = on_disk(self._epoch, self._every, publisher.num_given_up, publisher.problem)
+        is_ours = found.step == publisher.newest >= 0
+        age_s = min(time.monotonic() - publisher.newest_at_s, MAX_MEASURED_S)
+        self._news.tell(found, age_s if is_ours else -1.0)
 
     def _sweep(self) -> None:
         """Remove what is void: it may take long, so no slot is held meanwhile."""
@@ -189,10 +215,17 @@ def _opened(order: WriteOrder, descriptor: int) -> Iterator[Source]:
         source.close()
 
 
-def _read_plan(epoch: Epoch, rank: int, has: str) -> Json | None:
+def _epoch_of(order: WriteOrder) -> Epoch:
+    return Epoch(Path(order.folder), order.job, order.iteration, order.term, order.nonce)
+
+
+def _read_plan(epoch: Epoch, order: WriteOrder, has: str) -> Json | None:
     """Return what a rank that has this writes; None where it is not decided. Raises NotWrittenError."""
+    failure = epoch.failure(order.step)
+    if failure is not None:
+        raise NotWrittenError(f"the step was given up by {failure}")
     try:
-        plan = json.loads((epoch.work / "plan" / f"{rank}.json").read_bytes())
+        plan = json.loads((epoch.work / "plan" / f"{order.rank}.json").read_bytes())
     except FileNotFoundError:
         if epoch.is_void():
             raise NotWrittenError(_BEGUN) from None

@@ -15,6 +15,7 @@ from unbroken.rendezvous.metrics import (
     ViewCollector,
     count_spares,
 )
+from unbroken_core.checkpoints import MemoryStatus
 from unbroken_core.layers import Layer
 from unbroken_core.messages import JobStatus, PodStatus, TimeSpent
 from unbroken_core.reasons import Cause, JobPhase, Phase, Reason, Role, Rung, Spent, WorkerPhase
@@ -202,3 +203,39 @@ def test_spares_are_shown_by_the_innermost_layer_with_few_domains() -> None:
 
 def test_buckets_reach_from_milliseconds_to_minutes() -> None:
     assert (BUCKETS_S[0], BUCKETS_S[-1]) == (0.005, 600)
+
+
+def test_what_is_safe_in_memory_is_shown_and_copies_only_of_a_job_that_wants_them() -> None:
+    seen = view(History(), 1)
+
+    def shown(memory: MemoryStatus | None, copies: int) -> dict[str, float]:
+        status, settings = replace(seen.status, memory=memory), replace(seen.settings, copies=copies)
+        found = series(RecoveryMeter(), replace(seen, status=status, settings=settings))
+        return {name.removesuffix("{}"): value for name, value in found.items() if "memory" in name}
+
+    assert shown(None, 1) == {}
+    assert shown(MemoryStatus(110), 0) == {"unbroken_memory_complete_step": 110}
+    assert shown(MemoryStatus(110, 100), 1) == {
+        "unbroken_memory_complete_step": 110,
+        "unbroken_memory_protected_step": 100,
+    }
+
+
+def test_what_is_on_the_disk_is_shown_by_a_job_that_writes_there() -> None:
+    seen = view(History(), 1)
+
+    def shown(max_step: int, memory: MemoryStatus | None) -> dict[str, float]:
+        status = replace(seen.status, max_step=max_step, memory=memory)
+        found = series(RecoveryMeter(), replace(seen, status=status))
+        return {name.removesuffix("{}"): value for name, value in found.items() if "disk" in name}
+
+    assert shown(120, None) == shown(120, MemoryStatus(120)) == {}
+    assert shown(120, MemoryStatus(110, disk_step=100, disk_every=50)) == {
+        "unbroken_disk_step": 100,
+        "unbroken_disk_every_steps": 50,
+        "unbroken_disk_behind_steps": 20,
+    }
+    # A script that reports no steps; nothing on the disk yet; one on the disk that an iteration did not go on from.
+    assert shown(-1, MemoryStatus(110, disk_step=100, disk_every=50))["unbroken_disk_behind_steps"] == 10
+    assert shown(120, MemoryStatus(110, disk_every=50))["unbroken_disk_behind_steps"] == 120
+    assert shown(90, MemoryStatus(80, disk_step=100, disk_every=50))["unbroken_disk_behind_steps"] == 0

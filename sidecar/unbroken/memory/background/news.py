@@ -1,0 +1,33 @@
+"""Tells the pod's keeper what is on the disk: for metrics and the status alone, so nobody waits for its answer."""
+
+from pathlib import Path
+
+from unbroken.memory.background.epochs import MAX_REASON, Epoch
+from unbroken.memory.client import KeeperClient
+from unbroken.memory.disk import steps_on_disk
+from unbroken_core.checkpoints import OnDisk
+from unbroken_core.pod.memory_messages import Measure, Measured, Written
+
+
+class DiskNews:
+    """Of one process that writes. Without a keeper it says nothing."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """`folder`: the pod's, with its keeper's socket."""
+        self._client = None if folder is None else KeeperClient(folder)
+
+    def tell(self, on_disk: OnDisk, age_s: float) -> None:
+        """Say what is on the disk, and since when."""
+        if self._client is not None:
+            self._client.tell(Written(on_disk, age_s))
+
+    def failed(self) -> None:
+        """Say that a part was not written, because of this rank."""
+        if self._client is not None:
+            self._client.tell(Measured(Measure.UNWRITTEN))
+
+
+def on_disk(epoch: Epoch, every: int, num_given_up: int = 0, problem: str = "") -> OnDisk:
+    """Look at the folder, and return what is told of it."""
+    newest = max(steps_on_disk(epoch.folder), default=-1)
+    return OnDisk(epoch.term, epoch.iteration, every, newest, num_given_up, problem[:MAX_REASON])

@@ -1,0 +1,124 @@
+"""Real slots, a real folder and all who take part, in one process: no keeper's, and none that writes beside it."""
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from unbroken.keeper.arena import Arena
+from unbroken.keeper.config import KeeperConfig
+from unbroken.keeper.counting import Counting
+from unbroken.keeper.server import Keeper
+from unbroken.keeper.telling import Telling
+from unbroken.memory import Checkpointer, arena, checkpointer
+from unbroken.memory.background import handover, news
+from unbroken.memory.background.orders import WriteOrder
+from unbroken.memory.background.writer import DiskWriter
+from unbroken.memory.disk import steps_on_disk
+from unbroken.memory.place import WorkerInfo
+from unbroken_core.checkpoints import OnDisk
+from unbroken_core.pod.memory_messages import Find, Sealed
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
+
+
+class Pod:
+    """One pod with one worker."""
+
+    is_alive = True
+
+    def __init__(self, patch: pytest.MonkeyPatch, folder: Path) -> None:
+        config = KeeperConfig(folder, folder / "arena", "pod", 64 << 20, 1, b"\x01" * 16)
+        self.arena = Arena(config)
+        self.keeper = Keeper.__new__(Keeper)
+        self.keeper._config, self.keeper._arena = config, self.arena
+        self.keeper._counting, self.keeper._telling = Counting(64 << 20), Telling(self.arena, config.root)
+        self.place = WorkerInfo(folder, 0, 1, 0, 0, 1)
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._theirs = theirs
+        patch.setattr(news, "KeeperClient", lambda folder: self)
+        patch.setattr(arena, "KeeperClient", lambda folder: self)
+        patch.setattr(arena, "_arena", None)
+        patch.setattr(checkpointer, "read_place", lambda: self.place)
+        patch.setattr(handover._Process, "child", self)
+        self.writer = DiskWriter(theirs, folder)
+
+    def tell(self, message: Any) -> None:
+        """Be the keeper's connection."""
+        if isinstance(message, Sealed):
+            self.arena.digest(self.arena.folder / f"{message.local_rank}-{message.index}.slot")
+        else:
+            self.keeper._answer(message)
+
+    def ask_any(self, message: Any, _limit_s: float) -> Any:
+        return self.keeper._answer(message)
+
+    def ask(self, message: Any, _expected: type, _limit_s: float) -> Any:
+        return self.keeper._answer(message) if isinstance(message, Find) else None
+
+    def close(self) -> None:
+        """Be closed, as a connection."""
+
+    def is_free(self) -> bool:
+        return True
+
+    def order(self, order: WriteOrder, descriptors: Sequence[int]) -> None:
+        """Be the process that writes."""
+        self.writer._take(order, [os.dup(one) for one in descriptors])
+        self.writer._publish()
+
+    def end(self) -> None:
+        """Give everything back."""
+        self.arena.close()
+        for one in (self._ours, self._theirs):
+            one.close()
+
+
+@pytest.fixture
+def pod(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pod]:
+    """Return a pod whose worker begins its first iteration."""
+    pod = Pod(monkeypatch, tmp_path)
+    yield pod
+    if arena._arena is not None:
+        arena._arena.close()
+    pod.end()
+
+
+def test_a_state_that_is_flushed_is_read_by_plain_torch_and_known_to_the_keeper(pod: Pod, tmp_path: Path) -> None:
+    """Between two steps that are due; then the disk is full, and has room again."""
+    disk = tmp_path / "disk"
+    state: dict[str, Any] = {"w": torch.arange(5000.0), "step": 7}
+    checkpoints = Checkpointer(every=10, disk=disk, disk_every=100)
+    assert checkpoints.load(state) is None
+    assert pod.keeper._telling.held().disk == OnDisk(1, 0, 100)
+    assert checkpoints.flush(state, 7)
+    assert steps_on_disk(disk) == [7]
+    found: dict[str, Any] = {"w": torch.zeros(5000), "step": 0}
+    load(found, checkpoint_id=disk / "step-7")
+    assert torch.equal(found["w"], state["w"])
+    assert found["step"] == 7
+    assert pod.keeper._telling.held().disk == OnDisk(1, 0, 100, 7)
+    assert time.monotonic() >= pod.keeper._counting.counted().disk_whole_at_s > 0
+
+    (epoch,) = (one for one in (disk / ".unbroken").iterdir() if not one.name.startswith("void-"))
+    (epoch / "step-8").mkdir()
+    (epoch / "step-8" / "__0_0.distcp").symlink_to("/dev/full")
+    state["w"] += 1
+    assert not checkpoints.flush(state, 8)
+    told = pod.keeper._telling.held().disk
+    assert told is not None
+    assert (told.step, told.num_given_up) == (7, 1)
+    assert told.problem.startswith("step 8 was given up by rank 0: [Errno 28] No space left on device")
+    assert pod.keeper._counting.counted().disk_failures == 1
+    assert not (epoch / "step-8").exists()
+
+    assert checkpoints.flush(state, 9)
+    assert pod.keeper._telling.held().disk == OnDisk(1, 0, 100, 9, 1)
+    load(found, checkpoint_id=disk / "step-9")
+    assert torch.equal(found["w"], state["w"])

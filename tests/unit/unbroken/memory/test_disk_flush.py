@@ -1,0 +1,253 @@
+"""`flush` with a state: it is on the disk when the call returns, or all ranks say why not. No rank is left waiting."""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from unbroken.memory import Checkpointer, checkpointer
+from unbroken.memory.arena import LentSlot, Saved, Skipped, WorkerSlots
+from unbroken.memory.background import handover
+from unbroken.memory.background.epochs import MARK, Epoch, Failure
+from unbroken.memory.background.orders import WriteOrder
+from unbroken.memory.place import WorkerInfo
+from unbroken.memory.shard import Shard
+from unbroken_core.pod.memory_messages import Measure, Measured
+
+PLACE = WorkerInfo(Path("/pod"), 0, 1, 0, 0, 1)
+STATE = {"w": torch.ones(3)}
+
+
+class FakeArena:
+    """Memory of this pod, of which the last step is known."""
+
+    def __init__(self) -> None:
+        self.sealed: int | None = None
+        self.written: list[tuple[int, float]] = []
+        """Step, and how long it may wait for a slot."""
+        self.refusal = ""
+
+    def has(self, place: WorkerInfo, step: int) -> bool:
+        return step == self.sealed
+
+    def write(self, place: WorkerInfo, step: int, shard: Shard, wait_s: float = 0.0) -> Saved | Skipped:
+        self.written.append((step, wait_s))
+        if self.refusal:
+            return Skipped(step, self.refusal)
+        self.sealed = step
+        return Saved(step, 12)
+
+    def lend(self, step: int) -> LentSlot | None:
+        return LentSlot("/pod/slot", 1, os.memfd_create("slot")) if step == self.sealed else None
+
+
+class FakeChild:
+    """A process that makes whole at once what it is ordered, or gives it up."""
+
+    is_alive = True
+
+    def __init__(self, epoch: Epoch) -> None:
+        self._epoch = epoch
+        self.ordered: list[int] = []
+        self.num_busy = 0
+        """How often it says that it still writes something else."""
+        self.problem = ""
+
+    def is_free(self) -> bool:
+        self.num_busy -= 1
+        return self.num_busy < 0
+
+    def order(self, order: WriteOrder, descriptors: Sequence[int]) -> None:
+        self.ordered.append(order.step)
+        if self.problem:
+            self._epoch.fail(order.step, Failure(0, self.problem))
+            return
+        self._epoch.whole(order.step).mkdir()
+        (self._epoch.whole(order.step) / MARK).write_text(json.dumps(self._epoch.mark))
+
+
+class World:
+    """One rank that has begun an iteration; others as far as a test says."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.arena, self.epoch = FakeArena(), Epoch(folder, "job", 0, 1, 7)
+        self.epoch.begin()
+        self.child = FakeChild(self.epoch)
+        self.checkpointer = Checkpointer(every=10, disk=folder, disk_every=100)
+        assert self.checkpointer._handover is not None
+        self.checkpointer._handover._epoch = self.epoch
+        self.others: list[list[list[list[int]]]] = []
+        """What other ranks say, by how often they have met."""
+        self.num_met = 0
+        self.now_s = 1000.0
+        patch.setattr(checkpointer, "read_place", lambda: PLACE)
+        patch.setattr(checkpointer, "arena_of", lambda place: self.arena)
+        patch.setattr(handover._Process, "child", self.child)
+        patch.setattr(handover, "gather", self._gather)
+        patch.setattr(time, "sleep", self._sleep)
+        patch.setattr(time, "monotonic", lambda: self.now_s)
+
+    def _gather(self, rows: list[list[int]], width: int) -> list[list[list[int]]]:
+        self.num_met += 1
+        return [rows, *(self.others[self.num_met - 1] if self.num_met <= len(self.others) else [])]
+
+    def _sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
+    """Return a world of one rank."""
+    return World(monkeypatch, tmp_path)
+
+
+def test_a_state_is_written_at_once_though_its_step_is_not_due(world: World) -> None:
+    """Neither for the memory nor for the disk."""
+    assert world.checkpointer.flush(STATE, 7, timeout_s=50.0)
+    assert world.arena.written == [(7, 50.0)], "a slot that is still read is waited for"
+    assert world.child.ordered == [7]
+    assert world.epoch.is_whole(7)
+    # The next one in its interval is due again.
+    world.checkpointer.save(STATE, 100)
+    assert world.checkpointer.flush()
+    assert world.child.ordered == [7, 100]
+
+
+def test_what_is_in_memory_or_ordered_already_is_neither_saved_nor_ordered_again(world: World) -> None:
+    world.checkpointer.save(STATE, 100)
+    assert world.checkpointer.flush(STATE, 100)
+    world.checkpointer.save(STATE, 110)
+    assert world.checkpointer.flush(STATE, 110)
+    assert [step for step, _ in world.arena.written] == [100, 110]
+    assert world.child.ordered == [100, 110]
+
+
+def test_it_waits_until_the_step_before_is_written(world: World) -> None:
+    world.child.num_busy = 3
+    assert world.checkpointer.flush(STATE, 7)
+    assert world.child.ordered == [7]
+    assert world.now_s > 1000.0
+
+
+def test_a_disk_that_takes_too_long_is_told(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.child.num_busy = 10**9
+    assert not world.checkpointer.flush(STATE, 7, timeout_s=5.0)
+    assert world.now_s < 1010.0
+    assert (world.child.ordered, world.num_met) == ([], 2)
+    assert "step 7 is not on the disk" in caplog.text
+
+
+@pytest.mark.parametrize("refusal", ["checkpoints in memory need 99 bytes in this pod", "tensors changed"])
+def test_a_rank_that_cannot_save_meets_the_others_all_the_same(
+    world: World, refusal: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.arena.refusal = refusal
+    assert not world.checkpointer.flush(STATE, 7)
+    assert (world.num_met, world.child.ordered) == (2, [])
+    assert refusal in caplog.text
+    assert "step 7 is not on the disk: not all ranks could save it in memory: rank 0 could not" in caplog.text
+
+
+def test_what_cannot_be_saved_is_raised_once_the_others_wait_no_more(world: World) -> None:
+    with pytest.raises(TypeError):
+        world.checkpointer.flush({"w": object()}, 7)
+    assert world.num_met == 2
+
+
+@pytest.mark.parametrize(
+    ("other", "problem"),
+    [
+        ([[7]], "not all ranks could save it in memory: rank 1 could not"),
+        ([[6], [6]], "rank 1 is at step 6"),
+        ([[-1]], "rank 1 has saved none that was due"),
+    ],
+)
+def test_ranks_that_do_not_write_the_same_step_say_which_one_does_not(
+    world: World, other: list[list[int]], problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.others = [[other]]
+    assert not world.checkpointer.flush(STATE, 7)
+    assert f"step 7 is not on the disk: {problem}" in caplog.text
+
+
+@pytest.mark.parametrize("has_seen_it", [True, False])
+def test_all_ranks_return_the_same_and_what_one_has_seen_whole_is(world: World, has_seen_it: bool) -> None:
+    """The time of this rank is over, or it does not see the folder yet."""
+    world.child.problem = "late"
+    world.others = [[[[7], [7]]], [[[int(has_seen_it)]]]]
+    assert world.checkpointer.flush(STATE, 7) is has_seen_it
+
+
+def test_a_step_that_was_given_up_is_told_at_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.child.problem = "[Errno 28] No space left on device"
+    began_s = world.now_s
+    assert not world.checkpointer.flush(STATE, 7)
+    assert world.now_s - began_s < 1.0
+    assert "given up by rank 0: [Errno 28] No space left on device" in caplog.text
+
+
+def test_without_a_load_or_memory_it_says_so(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert world.checkpointer._handover is not None
+    world.checkpointer._handover._epoch = None
+    assert not world.checkpointer.flush(STATE, 7)
+    assert "step 7 is not on the disk: `load` could not begin there" in caplog.text
+    monkeypatch.setattr(checkpointer, "arena_of", lambda place: None)
+    assert not world.checkpointer.flush(STATE, 8)
+    assert "this process belongs to no job with memory" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((STATE, None), "step: want a number from 0 on, got None"),
+        ((STATE, -1), "step: want a number from 0 on, got -1"),
+        ((None, 7), "flush: want a state with its step, or neither, got NoneType"),
+        ((600.0,), "flush: want a state with its step, or neither, got float"),
+    ],
+)
+def test_half_a_demand_is_refused_before_any_rank_waits(world: World, arguments: Any, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        world.checkpointer.flush(*arguments)
+    assert world.num_met == 0
+
+
+def test_a_checkpointer_that_writes_nothing_in_the_background_does_not_claim_to(tmp_path: Path) -> None:
+    assert Checkpointer(disk=tmp_path).flush()
+    with pytest.raises(ValueError, match="flush: want `disk_every` in the Checkpointer to write a state"):
+        Checkpointer(disk=tmp_path).flush(STATE, 7)
+
+
+class FakeClient:
+    """Hears what a keeper would be told."""
+
+    def __init__(self) -> None:
+        self.heard: list[Measured] = []
+
+    def tell(self, message: Measured) -> None:
+        self.heard.append(message)
+
+
+@pytest.mark.parametrize(("wait_s", "num_looks"), [(0.0, 1), (1.0, 20)])
+def test_a_slot_that_is_read_is_waited_for_as_long_as_is_said_and_counts_as_one_skip(
+    monkeypatch: pytest.MonkeyPatch, wait_s: float, num_looks: int
+) -> None:
+    client: Any = FakeClient()
+    slots, looks, now = WorkerSlots(Path("/pod"), 0, client), [], [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr(slots, "reserve", lambda shard: "")
+    monkeypatch.setattr(slots, "_locked", lambda step, distance: looks.append((step, distance)))
+    slots.enter(PLACE)
+    shard: Any = None
+    result = slots.write(PLACE, 30, shard, wait_s)
+    assert isinstance(result, Skipped)
+    assert num_looks <= len(looks) <= num_looks + 2
+    assert set(looks) == {(30, 30)}, "the distance is that from the save before, at each look"
+    assert client.heard == [Measured(Measure.SKIPPED, "busy")]
