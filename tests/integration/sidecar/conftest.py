@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import http.client
 import json
 import os
 import shutil
@@ -135,8 +136,22 @@ class RunningJob:
                 return error.code, error.read()
 
     def status(self) -> dict[str, Any]:
-        """Return the job's status."""
-        code, body = self.request("/v1/status")
+        """Return the job's status.
+
+        Asked again where a connection broke: a rendezvous drops handshakes that take 5 s, also on a busy machine.
+        """
+
+        def answer() -> tuple[int, bytes] | None:
+            if self.process.poll() is not None:
+                pytest.fail(f"the run has ended with {self.process.returncode}:\n{self.text()}")
+            if not self.parts("unbroken.rendezvous"):
+                return None
+            try:
+                return self.request("/v1/status")
+            except (OSError, http.client.HTTPException, psutil.NoSuchProcess):
+                return None
+
+        code, body = self.wait_for(answer, "an answer of the rendezvous")
         assert code == 200
         return dict(json.loads(body))
 
