@@ -141,8 +141,10 @@ class JobWorker:
         self._wake.set()
 
     def _tell_of_status(self, job: Mapping[str, Any]) -> None:
-        """Tell once of each field of the status that somebody else must have written."""
-        for fault in believed(job[STORED_STATUS])[1] if STORED_STATUS in job else ():
+        """Count what somebody else must have written into the status, and tell once of each field."""
+        faults = believed(job[STORED_STATUS])[1] if STORED_STATUS in job else ()
+        self._shared.metrics.count_refusal(OperatorRefusal.STATUS, len(faults))
+        for fault in faults:
             field = re.sub(r"[^A-Za-z.]", "", fault.field)[:MAX_FIELD]
             if field not in self._told and len(self._told) < MAX_TOLD_FIELDS:
                 self._told.add(field)

@@ -8,6 +8,7 @@ there were job keys, a job had one plain token for all: it has no slash (docs/de
 
 import hashlib
 import hmac
+from collections.abc import Mapping
 from enum import Enum
 
 from unbroken_core.errors import InputError
@@ -15,6 +16,8 @@ from unbroken_core.errors import InputError
 MIN_CHARACTERS = 16
 MAX_CHARACTERS = 512
 """Of a job key or a token: longer than the longest token of a pod."""
+SHARED_SECRET = "UNBROKEN_SECRET"
+"""Variable with what hosts have in common that no launcher of ours has started."""
 OUTGOING_HEADER = "Unbroken-Token"
 OUTGOING = "replaced"
 """Value of this header in an answer: the token of the request was replaced, and is accepted for a few minutes only."""
@@ -66,4 +69,22 @@ def checked_secret(content: bytes | str, what: str) -> str:
         raise InputError(f"{what}: want a token in one line of ASCII characters without blanks, got other characters")
     if len(text) < MIN_CHARACTERS:
         raise InputError(f"{what}: want a token of at least {MIN_CHARACTERS} characters, got {len(text)}")
+    return text
+
+
+def read_shared_secret(environment: Mapping[str, str]) -> str:
+    """Return `UNBROKEN_SECRET` without the white space around it, "" when it is not set.
+
+    Keys follow from it alone, so a short one could be guessed from what a host says in the clear. Raises InputError,
+    which never shows the content.
+    """
+    given = environment.get(SHARED_SECRET, "")
+    text = given.strip()
+    if given and len(text) < MIN_CHARACTERS:
+        raise InputError(
+            f"{SHARED_SECRET}: want at least {MIN_CHARACTERS} characters, the same on all hosts, such as those of "
+            f"`openssl rand -hex 32`, got {len(text)}"
+        )
+    if not text.isprintable():
+        raise InputError(f"{SHARED_SECRET}: want printable text in UTF-8, got other characters")
     return text

@@ -9,7 +9,7 @@ from pathlib import Path
 from unbroken.folders import kept_secret
 from unbroken.network.token import read_token
 from unbroken.standalone.messages import make_key
-from unbroken_core.conventions.tokens import checked_secret
+from unbroken_core.conventions.tokens import checked_secret, read_shared_secret
 from unbroken_core.errors import InputError
 from unbroken_core.torchrun_rounds.messages import Limits
 
@@ -123,10 +123,11 @@ def _token(token_file: str, run_id: str, host: str, environment: Mapping[str, st
         path = Path(token_file)
         read_token(path)
         return functools.partial(read_token, path), False
-    given, secret = environment.get("UNBROKEN_TOKEN", ""), environment.get("UNBROKEN_SECRET", "")
+    given = environment.get("UNBROKEN_TOKEN", "")
     if given:
         token = checked_secret(given, "UNBROKEN_TOKEN")
         return lambda: token, False
+    secret = read_shared_secret(environment)
     if not secret and is_loopback(host):
         # All nodes are on this host: a random secret of this user's reaches them all.
         try:

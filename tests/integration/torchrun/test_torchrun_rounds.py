@@ -189,7 +189,7 @@ def test_torchrun_with_another_secret_is_refused_in_words(job: Job) -> None:
     job.start("a")
     # It listens for sure: where nobody does, the stranger starts a rendezvous with its own secret.
     job.wait_came("a")
-    environment = {**os.environ, "TEST_NODE": "x", "UNBROKEN_SECRET": "another"}
+    environment = {**os.environ, "TEST_NODE": "x", "UNBROKEN_SECRET": "another secret than theirs"}
     options = ["--nnodes=1:2", "--rdzv-backend=unbroken", f"--rdzv-endpoint={job.endpoint}"]
     argv = ["-m", "torch.distributed.run", *options, f"--rdzv-id={RUN_ID}", str(WORKER), str(job.folder)]
     stranger = job.forks.start(argv, environment, job.folder / "x.txt")

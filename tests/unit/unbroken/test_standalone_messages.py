@@ -31,6 +31,7 @@ from unbroken_core.errors import InputError
 from unbroken_core.settings import JobSettings, Timeouts
 
 PLAIN = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "10.1.2.3", "MASTER_PORT": "30000"}
+SECRET = "a secret that all hosts have"
 
 
 @pytest.mark.parametrize(
@@ -271,7 +272,7 @@ def test_hosts_that_strangers_could_join_are_known(
     [
         pytest.param({"RANK": "0"}, True, id="rank 0 tells"),
         pytest.param({"RANK": "1"}, False, id="once, not by each rank"),
-        pytest.param({"RANK": "0", "UNBROKEN_SECRET": "s"}, False, id="with a secret"),
+        pytest.param({"RANK": "0", "UNBROKEN_SECRET": SECRET}, False, id="with a secret"),
         pytest.param({"RANK": "0", "LOCAL_WORLD_SIZE": "4"}, False, id="one host: its key is random"),
     ],
 )
@@ -293,6 +294,20 @@ def test_several_hosts_without_a_secret_are_told_once_who_could_join_and_what_pr
         "anyone who reaches port 30002 of 10.1.2.3 and knows the numbers of this job can join it: set UNBROKEN_SECRET "
         "to the same random text on all hosts, such as that of `openssl rand -hex 32`"
     ]
+
+
+@pytest.mark.parametrize("secret", ["s", SECRET[:15]])
+def test_a_short_secret_is_refused_by_each_rank_before_it_says_a_word(
+    secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosting, "join", lambda _request: pytest.fail("it joined"))
+    wanted = (
+        "UNBROKEN_SECRET: want at least 16 characters, the same on all hosts, such as those of `openssl rand -hex 32`, "
+        f"got {len(secret)}"
+    )
+    with pytest.raises(InputError) as raised:
+        Hosting(inprocess.Wrapper().options, {**PLAIN, "UNBROKEN_SECRET": secret})
+    assert str(raised.value) == wanted
 
 
 @pytest.mark.parametrize("is_one_host", [True, False])

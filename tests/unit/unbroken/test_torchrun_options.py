@@ -14,6 +14,8 @@ from unbroken.torchrun_plugin.options import RendezvousOptions, read_options
 from unbroken_core.errors import InputError
 from unbroken_core.torchrun_rounds.messages import Limits
 
+SECRET = "sixteen-letters-"
+
 
 def _read(
     endpoint: str = "host:4711", environment: dict[str, str] | None = None, **config: object
@@ -82,10 +84,34 @@ def test_token_is_that_of_the_file_then_the_environment_then_worked_out(tmp_path
     file.write_text("rotated-token-of-the-file")
     assert options.token() == "rotated-token-of-the-file"
     assert _read(environment=known).token() == "token-of-the-environment"
-    made = {_read(environment={"UNBROKEN_SECRET": secret}).token() for secret in ("", "one", "two")}
+    made = {_read(environment={"UNBROKEN_SECRET": secret}).token() for secret in ("", SECRET, f"{SECRET}2")}
     assert len(made) == 3
-    assert (_read().is_guessable, _read(environment={"UNBROKEN_SECRET": "s"}).is_guessable) == (True, False)
+    assert (_read().is_guessable, _read(environment={"UNBROKEN_SECRET": SECRET}).is_guessable) == (True, False)
     assert all(FixedToken(token).accepts(f"Bearer {token}") for token in made)
+
+
+@pytest.mark.parametrize(
+    ("secret", "said"),
+    [
+        pytest.param(SECRET[:-1], "want at least 16 characters, the same on all hosts, .*, got 15$", id="a short one"),
+        pytest.param(f"  {SECRET[:-1]}\n", "got 15$", id="a short one with blanks around it"),
+        pytest.param("   ", "got 0$", id="blanks"),
+        pytest.param(f"{SECRET}\udcff", "want printable text in UTF-8, got other characters$", id="no UTF-8"),
+        pytest.param(f"{SECRET}\x1b[2J{SECRET}", "want printable text", id="what repaints a terminal"),
+    ],
+)
+def test_a_secret_that_could_be_guessed_is_refused_and_not_shown(secret: str, said: str) -> None:
+    with pytest.raises(InputError, match=f"^UNBROKEN_SECRET: .*{said}") as raised:
+        _read(environment={"UNBROKEN_SECRET": secret})
+    assert SECRET[:8] not in str(raised.value)
+    # Nobody asks for it where there is a token.
+    token = "token-of-the-environment"
+    assert _read(environment={"UNBROKEN_SECRET": secret, "UNBROKEN_TOKEN": token}).token() == token
+
+
+def test_white_space_around_a_secret_keeps_no_node_out() -> None:
+    made = {_read(environment={"UNBROKEN_SECRET": secret}).token() for secret in (SECRET, f" {SECRET}\n")}
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize("endpoint", ["", "localhost:4711", "127.0.0.1:4711", "[::1]:4711"])

@@ -128,6 +128,12 @@ def test_pods_are_known_as_the_jobs_whatever_ordinal_somebody_wrote(told: int) -
 
 def test_a_field_that_is_not_believed_is_told_once_with_job_seen_and_wanted(caplog: pytest.LogCaptureFixture) -> None:
     worker = worker_of(a_job() | {"status": {"nextPodOrdinal": 10**12, "startTime": TIMES[0]}})
+
+    def num_counted() -> float | None:
+        registry = worker._shared.metrics.registry
+        return registry.get_sample_value("unbroken_operator_refusals_total", {"what": "status"})
+
+    assert num_counted() == 2
     for version in range(2, 5):
         metadata = a_job()["metadata"] | {"resourceVersion": str(version)}
         worker.update(
@@ -142,6 +148,11 @@ def test_a_field_that_is_not_believed_is_told_once_with_job_seen_and_wanted(capl
     assert len(lines) == 3
     assert lines[2].startswith(f"{start}status.state seen='xxx")
     assert len(lines[2]) < 300
+    # Counted with each version of the job that has it: two, and three times two.
+    assert num_counted() == 8
+    metadata = a_job()["metadata"] | {"resourceVersion": "9"}
+    worker.update(a_job() | {"metadata": metadata, "status": {"nextPodOrdinal": 3}})
+    assert num_counted() == 8
 
 
 def test_a_webhook_takes_a_change_by_facts_that_no_spec_has_for_none() -> None:

@@ -16,6 +16,8 @@ class OperatorRefusal(str, Enum):
     """A rendezvous image that is not among those that the operator allows."""
     SPEC = "spec"
     """A spec with any other fault: a volume or mount that is not the user's, numbers that do not fit."""
+    STATUS = "status"
+    """A field of a stored status that cannot be: somebody wrote it. It is taken as absent, and repaired."""
     CERTIFICATES = "certificates"
     """Certificates in a job's Secret that are too long or too many."""
     CIRCLE = "circle"

@@ -10,6 +10,7 @@ from unbroken.inprocess.options import WrapperOptions
 from unbroken.inprocess.pod.environment import PodContext, read_pod_context
 from unbroken.inprocess.standalone.joining import JoinRequest, Registration, join, next_request
 from unbroken.inprocess.standalone.launched import is_open_to_strangers, read_launched
+from unbroken_core.conventions.tokens import read_shared_secret
 from unbroken_core.settings import Timeouts
 
 logger = logging.getLogger(__name__)
@@ -24,8 +25,8 @@ class Hosting:
     def __init__(self, options: WrapperOptions, environment: Mapping[str, str]) -> None:
         """Find the pod, or form a job and wait until it has formed.
 
-        Raises NoAgentError when there is neither pod nor launcher, TimeoutError that names the missing workers, and
-        RestartError.
+        Raises NoAgentError when there is neither pod nor launcher, InputError about UNBROKEN_SECRET, TimeoutError that
+        names the missing workers, and RestartError.
         """
         self._registration: Registration | None = None
         self._request: JoinRequest | None = None
@@ -81,7 +82,7 @@ def _request(options: WrapperOptions, environment: Mapping[str, str]) -> JoinReq
             "nor a pod's UNBROKEN_DIR are set. Start the script with `torchrun --nproc-per-node N script.py` or "
             "`unbroken run --pods N --ranks-per-pod M script.py`, or as a ResilientTrainingJob"
         )
-    secret = environment.get("UNBROKEN_SECRET", "")
+    secret = read_shared_secret(environment)
     if launched.rank == 0 and is_open_to_strangers(launched, secret):
         logger.warning(
             "anyone who reaches port %d of %s and knows the numbers of this job can join it: set UNBROKEN_SECRET to "
