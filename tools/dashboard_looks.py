@@ -68,6 +68,7 @@ RUNGS = {"in-process": "green", "process": "yellow", "pod": "orange", "world": "
 """From the cheapest on."""
 SPENT = {
     "progress": "green",
+    "checkpoint": "yellow",
     "redo": "red",
     "detect": "purple",
     "restart": "orange",

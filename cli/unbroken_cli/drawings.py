@@ -19,6 +19,7 @@ PHASE_COLOURS = {
 """Told apart by people who are colour-blind, too."""
 TIME_COLOURS = {
     "progress": "#009e73",
+    "checkpoint": "#f0e442",
     "redo": "#d55e00",
     "detect": "#cc79a7",
     "restart": "#e69f00",

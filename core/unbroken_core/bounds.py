@@ -182,6 +182,7 @@ BOUNDS: dict[str, Bound] = {
     "ran_for_s": _SECONDS,
     "suspended_s": _SECONDS,
     "progress_s": _SECONDS,
+    "checkpoint_s": _SECONDS,
     "redo_s": _SECONDS,
     "restart_s": _SECONDS,
     "waiting_s": _SECONDS,

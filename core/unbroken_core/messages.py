@@ -250,6 +250,8 @@ class Hello:
     """Seconds since this agent knows that the plan's iteration is over; 0: it does not."""
     health: Health | None = None
     """What the checks of devices and links say; None: nothing yet, or there is no watch."""
+    checkpoint_s: float = 0.0
+    """As in Report."""
 
 
 @dataclass(frozen=True)
@@ -267,6 +269,9 @@ class Report:
     """What its keeper has; None: as this connection told last."""
     health: Health | None = None
     """What the checks of devices and links say; None: as this connection told last."""
+    checkpoint_s: float = 0.0
+    """Seconds for which training has stood still for checkpoints in the newest iteration of these workers, in the one
+    that stood longest. Like a step, no news by itself."""
 
 
 @dataclass(frozen=True)
@@ -275,6 +280,8 @@ class Heartbeat:
 
     seq: int
     max_step: int = -1
+    checkpoint_s: float = 0.0
+    """As in Report."""
 
 
 @dataclass(frozen=True)
@@ -461,6 +468,7 @@ class TimeSpent:
     progress_rank_s: float = 0.0
     held_rank_s: float = 0.0
     wanted_rank_s: float = 0.0
+    checkpoint_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,8 @@ class Spent(Word):
 
     PROGRESS = "progress"
     """Up to a step that the job reached for the first time; all running time, where the script reports no steps."""
+    CHECKPOINT = "checkpoint"
+    """Of that, and of redo: training stood still for a checkpoint, as far as workers tell."""
     REDO = "redo"
     """Up to a step that was there before, and from the last step until a fault: it is done again."""
     DETECT = "detect"

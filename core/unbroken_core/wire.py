@@ -59,9 +59,13 @@ _USUAL |= {
     Restore: {"peers": ()},
     MemoryStatus: {"across": "", "disk_step": -1, "disk_every": 0, "disk_problem": ""},
     messages.PodStatus: {"unfit": ""},
+    messages.Hello: {"checkpoint_s": 0.0},
+    messages.Report: {"checkpoint_s": 0.0},
+    messages.Heartbeat: {"checkpoint_s": 0.0},
+    messages.TimeSpent: {"checkpoint_s": 0.0},
     messages.JobStatus: {"health": None},
 }
-"""Jobs without copies of checkpoints, or without checkpoints on the disk, say not one byte of them."""
+"""Jobs without copies of checkpoints, without checkpoints on the disk, or without any, say not one byte of them."""
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=_parts, check_circular=False)
 """Messages are dataclasses of JSON types, words that are strings, and other such dataclasses; none contains itself."""
 

@@ -174,6 +174,7 @@ class Pod:
             self.plan,
             tuple(self._told(worker, state) for worker, state in zip(self.workers, self.states(), strict=True)),
             self.world.memory.held(self),
+            checkpoint_s=self.world.stalls.told_by(self),
         )
         # Who is not in the plan now is expected there no more: only a plan that follows lets anybody enter.
         self.is_plan_new = False
@@ -191,7 +192,8 @@ class Pod:
             ago_s = 0.0 if self.entered_s is None else self.world.now_s - self.entered_s
             self.entered_s = None
             held = self.world.memory.held(self)
-            self.say(Report(self.seq, self.states(), self.is_leaving, ago_s, held))
+            stalled_s = self.world.stalls.told_by(self)
+            self.say(Report(self.seq, self.states(), self.is_leaving, ago_s, held, checkpoint_s=stalled_s))
 
     def report_entry(self) -> None:
         """Tell that workers have entered an iteration, a moment later or with the next news."""
@@ -207,7 +209,7 @@ class Pod:
         """Say that there is nothing to say."""
         if self.is_alive and self.is_agent_up and self.is_welcome and not self.is_done:
             self.seq += 1
-            self.say(Heartbeat(self.seq))
+            self.say(Heartbeat(self.seq, checkpoint_s=self.world.stalls.told_by(self)))
             self.world.after(self.heartbeat_interval_s, self._heartbeat_of(self.connection), "")
 
     def _heartbeat_of(self, connection: str | None) -> Callable[[], None]:

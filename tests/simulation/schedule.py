@@ -73,6 +73,8 @@ class Schedule:
     tells_steps: str
     """Which steps scripts tell: "all", "none", of "rank 0" alone, "skewed" (rank 0 counts otherwise), in "epochs"."""
     step_s: float
+    stall_s: float
+    """How long a checkpoint holds training up; 0: never."""
     queue_s: float
     """Longest time that a pod waits for a node; longer than any startup timeout, or 0."""
     patience_s: float
@@ -139,6 +141,7 @@ def make_schedule(seed: int) -> Schedule:
         memory=memory,
         tells_steps=planned.choice(["all", "all", "all", "all", "none", "rank 0", "skewed", "epochs"]),
         step_s=planned.choice([0.05, 0.5, 2.0]),
+        stall_s=random.Random(f"stall {seed}").choice([0.0, 0.0, 0.25, 2.0]),
         queue_s=queue_s,
         patience_s=3 * (timeouts.startup_s + timeouts.barrier_s + queue_s),
         limit_s=20_000.0,

@@ -11,6 +11,7 @@ from unbroken_core.coordinator import planning
 from unbroken_core.coordinator.memory import choosing, holders
 from unbroken_core.coordinator.memory.choosing import Choice
 from unbroken_core.coordinator.memory.table import Checkpoints
+from unbroken_core.recovery.progress import Progress
 
 MOST_SCHEDULES = 400
 
@@ -84,6 +85,58 @@ def test_a_broken_choice_is_found(
     assert found is not None
     words = ("restore", "complete", "the plan names", "could be read")
     assert any(word in found.failure for word in words), found.failure
+
+
+def add_up_what_each_pod_tells(patch: pytest.MonkeyPatch) -> None:
+    plain = Progress.stall
+    patch.setattr(
+        Progress,
+        "stall",
+        lambda self, iteration, seconds, now_s: plain(self, iteration, self._stall_s + seconds, now_s),
+    )
+
+
+def count_a_checkpoint_as_progress_too(patch: pytest.MonkeyPatch) -> None:
+    plain = Progress._judge_stall
+
+    def judge(self: Progress, until_s: float) -> None:
+        before_s = self._mark_s
+        plain(self, until_s)
+        self._mark_s = before_s
+
+    patch.setattr(Progress, "_judge_stall", judge)
+
+
+def count_what_is_told_of_any_iteration(patch: pytest.MonkeyPatch) -> None:
+    plain = Progress.stall
+    patch.setattr(
+        Progress,
+        "stall",
+        lambda self, _iteration, seconds, now_s: plain(self, self._stall_iteration, self._stall_s + seconds, now_s),
+    )
+
+
+def forget_the_last_checkpoint(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Progress, "_unjudged_stall_s", lambda *_given: 0.0)
+
+
+BREAKS_OF_TIME = [
+    add_up_what_each_pod_tells,
+    count_a_checkpoint_as_progress_too,
+    count_what_is_told_of_any_iteration,
+    forget_the_last_checkpoint,
+]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("break_it", BREAKS_OF_TIME, ids=lambda one: one.__name__)
+def test_a_broken_account_of_checkpoints_is_found(
+    break_it: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_it(monkeypatch)
+    found = next((result for result in map(run_seed, range(MOST_SCHEDULES)) if result.failure), None)
+    assert found is not None
+    assert "checkpoint: want" in found.failure or "progress is" in found.failure, found.failure
 
 
 @pytest.mark.timeout(400)

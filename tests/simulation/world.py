@@ -13,6 +13,7 @@ from tests.simulation.invariants import Ledger, Violation
 from tests.simulation.keeping import Memory
 from tests.simulation.pod import Pod, Worker
 from tests.simulation.schedule import Ambush, FaultPlan, Schedule
+from tests.simulation.stalls import Stalls
 from tests.simulation.state_invariants import check_state
 from tests.simulation.training import Training
 
@@ -108,6 +109,7 @@ class World:
         self.ledger = Ledger(self)
         self.training = Training(self)
         self.memory = Memory(self)
+        self.stalls = Stalls(self)
         self.terms: dict[int, int] = {}
         """Term of the plan with which an iteration was entered."""
         self.cordoned: set[str] = set()
@@ -149,6 +151,7 @@ class World:
             if self.now_s > self.schedule.limit_s:
                 break
         self.ledger.check_end()
+        self.stalls.check_end()
 
     @property
     def is_calm(self) -> bool:
@@ -247,6 +250,7 @@ class World:
         if not is_quiet:
             check_state(coordinator, self.now_s, *numbers, is_thorough=self.is_thorough)
             self.memory.check_table()
+        self.stalls.check()
         if coordinator.phase is not phase:
             self._ambush(coordinator.phase)
             status = coordinator.status(self.now_s, str)

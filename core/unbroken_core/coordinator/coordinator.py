@@ -40,7 +40,8 @@ from unbroken_core.errors import assert_never
 from unbroken_core.messages import JobStatus, PodStatus
 from unbroken_core.ranks.tree import RankTree
 from unbroken_core.reasons import JobPhase, Rung
-from unbroken_core.recovery.history import History, Progress
+from unbroken_core.recovery.history import History
+from unbroken_core.recovery.progress import Progress
 from unbroken_core.settings import JobSettings
 
 

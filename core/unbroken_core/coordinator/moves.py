@@ -76,7 +76,7 @@ def begin_running(job: JobState, now_s: float) -> None:
     if job.inherited is not None and job.inherited.iteration == job.world.iteration:
         job.inherited = job.inherited._replace(has_run=True)
     job.previous = new_world(job)  # Also one that was taken over: all of its ranks are in it.
-    job.progress.run(now_s, job.world.size)
+    job.progress.run(now_s, job.world.size, job.world.iteration)
     job.phase = Running(now_s)
     job.report = StatusText(Reason.TRAINING, _running_text(job))
 

@@ -1,6 +1,6 @@
 """What comes in: words of agents and observations of the operator become what is known of the pods."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Union
 
@@ -75,6 +75,7 @@ def join(job: JobState, session: str, hello: Hello, can_halt: bool, now_s: float
     _receive_memory(job, member, hello.memory)
     receive_health(job, member, hello.health, now_s)
     note_ages(member, hello, now_s)
+    _note_stall(job, hello.workers, hello.checkpoint_s, now_s)
     _update(job, member, hello.workers, now_s)
     interval_s = heartbeat_interval_s(job.settings.timeouts)
     job.send(member, Welcome(PROTOCOL, job.numbers.term, interval_s, _over(job), job.settings.copies))
@@ -258,6 +259,7 @@ def receive(job: JobState, session: str, message: Union[Report, Heartbeat], now_
     member.seq = message.seq
     job.members.receive(member, now_s)
     if isinstance(message, Heartbeat):
+        _note_stall(job, (place.state for place in member.places.values()), message.checkpoint_s, now_s)
         job.progress.step(message.max_step, now_s)
         return
     if message.is_leaving and not member.is_leaving:
@@ -267,6 +269,7 @@ def receive(job: JobState, session: str, message: Union[Report, Heartbeat], now_
     if message.health is not None:
         receive_health(job, member, message.health, now_s)
     is_entering = member.uid in job.members.not_entered
+    _note_stall(job, message.workers, message.checkpoint_s, now_s)
     _update(job, member, message.workers, now_s)
     receive_script(job, member)
     receive_exits(job, member)
@@ -291,6 +294,12 @@ def _update(job: JobState, member: Member, workers: tuple[WorkerState, ...], now
     )
     made_s = min(hangs, default=now_s)
     job.progress.step(max((w.step for w in workers if w.iteration == iteration), default=-1), min(made_s, now_s))
+
+
+def _note_stall(job: JobState, workers: Iterable[WorkerState], checkpoint_s: float, now_s: float) -> None:
+    """Note for how long workers of a pod have stood still for checkpoints in their newest iteration."""
+    if checkpoint_s > 0.0:
+        job.progress.stall(max((worker.iteration for worker in workers), default=-1), checkpoint_s, now_s)
 
 
 def _receive_memory(job: JobState, member: Member, held: Held | None) -> None:

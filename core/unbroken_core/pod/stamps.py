@@ -1,7 +1,7 @@
 """Layout of the shared page of progress stamps: one file a pod, one slot a worker, written by the worker's library.
 
     0        8        16       24      ...
-    | magic  | slots  | unused ...      64 | slot 0: 64 bytes | slot 1 ... | lock 0: 64 bytes | lock 1 ... |
+    | magic  | slots  | unused ...     64 | slot 0: 128 bytes | slot 1 ... | lock 0: 64 bytes | lock 1 ... |
 
 Every field is one aligned little-endian 64-bit integer with one writer, so that a reader never sees half a value.
 Stamps are CLOCK_MONOTONIC nanoseconds of the pod's host (all containers of a pod share it); 0 means never.
@@ -14,11 +14,12 @@ the process is torn down, which takes 10 ms with torch and half a second with 4 
 import struct
 from dataclasses import dataclass
 
-MAGIC = 0x3130_4E4B_4F52_4255
+MAGIC = 0x3230_4E4B_4F52_4255
 HEADER_BYTES = 64
-SLOT_BYTES = 64
+SLOT_BYTES = 128
+"""Of two cache lines, the second one for what is written once in a while."""
 
-PID, ITERATION, ALIVE, MAIN, PING, STEP, FLAGS, INCARNATION = range(8)
+PID, ITERATION, ALIVE, MAIN, PING, STEP, FLAGS, INCARNATION, CHECKPOINT = range(9)
 """Index of each field in a slot."""
 
 FLAG_IN_FUNCTION = 1
@@ -50,6 +51,8 @@ class WorkerStamps:
     step: int
     flags: int
     incarnation: int
+    checkpoint_ns: int = 0
+    """For how long this iteration has stood still for checkpoints that are over."""
 
 
 def page_bytes(num_slots: int) -> int:
@@ -74,4 +77,4 @@ def pack_header(num_slots: int) -> bytes:
 
 def unpack_slot(page: bytes | memoryview, local_rank: int) -> WorkerStamps:
     """Read one slot. Raises struct.error when the page is too short."""
-    return WorkerStamps(*struct.unpack_from("<8q", page, slot_offset(local_rank)))
+    return WorkerStamps(*struct.unpack_from("<9q", page, slot_offset(local_rank)))

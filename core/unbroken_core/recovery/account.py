@@ -3,6 +3,7 @@
     training ──a step that is new──> progress          stopped ──until it trains again──> restart
              ──a step again────────> redo                      ──too few pods───────────> waiting
              ──a fault─────────────> redo until the fault, then detect
+             ──of all of that──────> checkpoint, as far as workers say that they stood still for one
 
 Sums are of whole picoseconds, so that the terms are the time that has passed, exactly. What follows the last step is
 `open` until the next step or a fault says what it was.
@@ -164,9 +165,14 @@ class Account:
         if entered <= at - whole:
             # It was there all along. How many ranks were held and wanted meanwhile, that report alone knows.
             size = whole * self._taken_size
+            # It alone knows as well how long that iteration stood still for checkpoints.
+            stalled = min(before[Spent.CHECKPOINT], until - entered)
+            terms = dict(own.terms)
+            terms[Spent.PROGRESS] -= stalled
+            terms[Spent.CHECKPOINT] += stalled
             return _Sums(
-                own.terms,
-                own.progress_ranks,
+                terms,
+                max(own.progress_ranks - stalled * self._taken_size, 0),
                 own.held_ranks + max(_ps(earlier.held_rank_s) - size, 0),
                 own.wanted_ranks + max(_ps(earlier.wanted_rank_s) - size, 0),
             )

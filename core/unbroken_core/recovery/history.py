@@ -1,22 +1,18 @@
-"""What happened: the running recovery, the finished ones, and how much of the time was progress.
+"""What happened: the running recovery, and the finished ones.
 
 All times are seconds of the coordinator's clock; they become wall-clock text only in a status.
 """
 
-import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from unbroken_core.bounds import MAX_SECONDS
-from unbroken_core.messages import EarlierRun, Recovery, Repair, TimeSpent
-from unbroken_core.reasons import Cause, Phase, Rung, Spent
-from unbroken_core.recovery.account import Account, wall_of
+from unbroken_core.messages import Recovery, Repair
+from unbroken_core.reasons import Cause, Phase, Rung
 from unbroken_core.recovery.mistakes import has_given_up, is_mistake
 
 MAX_RECOVERIES = 20
-STEADY_RUN_S = 60.0
-"""Where a script reports no steps, an iteration that ran for so long counts as progress."""
 SCRIPT_CAUSES = frozenset(
     (
         Cause.EXCEPTION,
@@ -392,185 +388,3 @@ class History:
         """Return the newest recoveries, the running and the abandoned ones included, newest last."""
         incidents = [*self.finished, *([self.running] if self.running is not None else [])]
         return tuple(incident.to_message(wall) for incident in incidents[-MAX_RECOVERIES:])
-
-
-class Progress:
-    """Effective training time ratio: seconds of first-time progress / wall seconds since the job first ran.
-
-    Where the script reports steps (ping(step=)), a stretch counts when it ends with a step that the job reached for the
-    first time. It begins with the step before in the same iteration, or when all workers were known to have entered.
-    Steps that a restart repeats do not count, nor their share of a stretch that ends with a new one; neither does the
-    time between the last new step and a fault. Without steps, all running time counts.
-
-    What does not count is lost, for each active rank of the iteration, or of the one before while none runs.
-
-    A new coordinator counts the iteration that it takes over as progress, from when its pods entered it until the loss
-    if there was one. Of what was before, the operator tells it (`Earlier`): that counts in the ratio alone, since
-    counters of this process must not jump.
-    """
-
-    def __init__(self) -> None:
-        self.max_step = -1
-        self._iteration_step = -1
-        self._first_run_s: float | None = None
-        self._mark_s: float | None = None
-        self._gained_s = 0.0
-        self._ended_s: float | None = None
-        self._run_s: float | None = None
-        self._step_before = -1
-        self._world_size = 0
-        self._stopped_s: float | None = None
-        self._lost_rank_s = 0.0
-        self._entered_s = -math.inf
-        """When the last pod had entered an iteration."""
-        self._taken = (0.0, 0.0)
-        """From when until when the iteration ran that was taken over."""
-        self._earlier = (0.0, 0.0, 0.0)
-        """What the coordinator before has told: seconds of progress, those since the job first ran, and when."""
-        self._known_s = math.inf
-        """Since when this coordinator knows itself what the job does."""
-        self._has_earlier = False
-        self.account = Account()
-
-    def has_gained(self, now_s: float) -> bool:
-        """Return whether the job got anywhere since this was asked for the last time; ask before `stop`."""
-        if self.max_step >= 0:
-            has_gained = self.max_step > self._step_before
-        else:
-            has_gained = self._run_s is not None and now_s - self._run_s >= STEADY_RUN_S
-        self._run_s = None
-        self._step_before = self.max_step
-        return has_gained
-
-    def enter(self, at_s: float) -> None:
-        """All workers of a pod had entered an iteration by then; it may be told a moment later."""
-        self._entered_s = max(self._entered_s, at_s)
-
-    def entered_s(self, planned_s: float, now_s: float) -> float:
-        """Return when the last pod had entered the iteration that was planned then: now, where none has told."""
-        return self._entered_s if self._entered_s >= planned_s else now_s
-
-    def take_over(self, entered_s: float, until_s: float, now_s: float, world_size: int) -> None:
-        """Count an iteration of another coordinator that ran from `entered_s` until `until_s`, if it is the first."""
-        if self._first_run_s is not None or entered_s >= until_s:
-            return
-        self._first_run_s, self._world_size = entered_s, world_size
-        self._known_s = now_s
-        self._taken = (entered_s, until_s)
-        self._gained_s += until_s - entered_s
-        self._stopped_s = until_s if until_s < now_s else None
-        self.account.take_over(entered_s, until_s, now_s, world_size)
-
-    def follow(self, earlier: EarlierRun, now_s: float) -> None:
-        """Note what the coordinator before this one had reported."""
-        if self._has_earlier:
-            return
-        gained_s, ran_for_s = min(earlier.gained_s, earlier.ran_for_s), earlier.ran_for_s
-        spent = earlier.time or TimeSpent(gained_s, restart_s=ran_for_s - gained_s)
-        # What was not judged when its coordinator was lost will not be.
-        spent = replace(
-            spent,
-            redo_s=spent.redo_s + spent.open_s,
-            open_s=0.0,
-            progress_rank_s=min(spent.progress_rank_s, spent.held_rank_s),
-        )
-        # Nothing is older than what this one has seen itself.
-        at_s = min(now_s - max(earlier.ago_s, 0.0), self._known_s)
-        self._has_earlier = True
-        self._earlier = (spent.progress_s, wall_of(spent), at_s)
-        self.account.follow(spent, at_s, max(earlier.suspended_s, 0.0))
-
-    def totals(self, now_s: float) -> tuple[float, float | None]:
-        """Return the seconds of progress, and those since the job first ran, under all coordinators; None: never."""
-        if self._first_run_s is None:
-            return 0.0, None
-        end_s = now_s if self._ended_s is None else self._ended_s
-        if not self._has_earlier:
-            return self.gained_s(now_s), max(end_s - self._first_run_s, 0.0)
-        gained_s, before_s, at_s = self._earlier
-        if self._first_run_s <= at_s - before_s:
-            return self.gained_s(now_s), max(end_s - self._first_run_s, 0.0)
-        # What was taken over and was before that report is in it already.
-        entered_s, until_s = self._taken
-        twice_s = max(min(until_s, at_s) - entered_s, 0.0)
-        ran_for_s = max(end_s - (at_s - before_s), 0.0)
-        return min(max(gained_s - twice_s + self.gained_s(now_s), 0.0), ran_for_s), ran_for_s
-
-    def run(self, now_s: float, world_size: int) -> None:
-        """All workers are known to have entered an iteration."""
-        self._run_s = now_s
-        if self._first_run_s is None:
-            self._first_run_s = self._known_s = now_s
-        self._lost_rank_s = self.lost_rank_s(now_s)
-        self._stopped_s = None
-        self._world_size = world_size
-        self._mark_s = now_s
-        self._iteration_step = -1
-        self.account.run(now_s, world_size, counts_now=self.max_step < 0)
-
-    def stop(self, now_s: float, fault_s: float | None = None) -> None:
-        """The iteration is over, since a fault if there was one."""
-        if self._mark_s is None:
-            return
-        self.account.stop(now_s, now_s if fault_s is None else fault_s)
-        if self.max_step < 0:
-            self._gained_s += now_s - self._mark_s
-        else:
-            self._lost_rank_s += (now_s - self._mark_s) * self._world_size
-        self._mark_s = None
-        self._stopped_s = now_s
-
-    def end(self, now_s: float) -> None:
-        """The job is over; to say so again changes nothing."""
-        if self._ended_s is None:
-            self.stop(now_s)
-            self._ended_s = now_s
-            self.account.end(now_s)
-
-    def step(self, step: int, now_s: float) -> None:
-        """A worker has reported a step that it made by `now_s`; not before what is judged already."""
-        if step <= self._iteration_step:
-            return  # Another worker was faster.
-        now_s = now_s if self._mark_s is None else max(now_s, self._mark_s)
-        before, self._iteration_step = self._iteration_step, step
-        is_first_time = step > self.max_step
-        if is_first_time and 0 <= before < self.max_step and self._mark_s is not None:
-            self._repeat((self.max_step - before) / (step - before), now_s)
-        self.max_step = max(self.max_step, step)
-        if self._mark_s is None:
-            return
-        self.account.judge(now_s, Spent.PROGRESS if is_first_time else Spent.REDO)
-        if is_first_time:
-            self._gained_s += now_s - self._mark_s
-        else:
-            self._lost_rank_s += (now_s - self._mark_s) * self._world_size
-        self._mark_s = now_s
-
-    def _repeat(self, share: float, now_s: float) -> None:
-        """So much of the stretch until now was work that is done again: agents tell steps once in a while."""
-        mark_s = self._mark_s
-        if mark_s is None:
-            return
-        until_s = mark_s + (now_s - mark_s) * share
-        self.account.judge(until_s, Spent.REDO)
-        self._lost_rank_s += (until_s - mark_s) * self._world_size
-        self._mark_s = until_s
-
-    def gained_s(self, now_s: float) -> float:
-        """Return the seconds of first-time progress; never falls."""
-        end_s = now_s if self._ended_s is None else self._ended_s
-        return self._gained_s + (end_s - self._mark_s if self._mark_s is not None and self.max_step < 0 else 0.0)
-
-    def lost_rank_s(self, now_s: float) -> float:
-        """Return the seconds that were lost, times ranks; never falls. Time since the last step is not judged yet."""
-        end_s = now_s if self._ended_s is None else self._ended_s
-        return self._lost_rank_s + (0.0 if self._stopped_s is None else (end_s - self._stopped_s) * self._world_size)
-
-    def ettr(self, now_s: float) -> float | None:
-        """Return the ratio, 0 to 1; None before the job ran."""
-        gained_s, wall_s = self.totals(now_s)
-        if wall_s is None:
-            return None
-        spent = self.account.spent(now_s)
-        wall_s -= 0.0 if spent is None else spent.suspended_s
-        return 1.0 if wall_s <= 0 else min(gained_s / wall_s, 1.0)

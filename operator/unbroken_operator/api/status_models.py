@@ -189,6 +189,8 @@ class TimeRecord(Model):
     """When it was reported."""
     progress_seconds: Seconds = 0.0
     """Up to steps that the job reached for the first time."""
+    checkpoint_seconds: Seconds = 0.0
+    """While training stood still for checkpoints, as far as workers told."""
     redo_seconds: Seconds = 0.0
     """Steps that were there before, and what followed the last step before a fault."""
     detect_seconds: Seconds = 0.0

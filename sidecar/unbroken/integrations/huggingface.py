@@ -48,11 +48,28 @@ def train(trainer: Trainer, call: inprocess.CallWrapper, *, every: int | None = 
     callback = _Callback(trainer, call, every)
     trainer.add_callback(callback)
     try:
-        with callback.newest() as folder:
+        with _measured_saves(trainer, call), callback.newest() as folder:
             return trainer.train(resume_from_checkpoint=folder)
     finally:
         # Else the Trainer keeps itself alive until the next collection.
         trainer.remove_callback(callback)
+
+
+@contextlib.contextmanager
+def _measured_saves(trainer: Trainer, call: inprocess.CallWrapper) -> Iterator[None]:
+    """Let the Trainer's own checkpoints count as such, and not as progress."""
+    save = trainer._save_checkpoint
+
+    def measured(*args: Any, **kwargs: Any) -> Any:
+        with call.checkpoint():
+            return save(*args, **kwargs)
+
+    # An attribute of this one object.
+    trainer._save_checkpoint = measured
+    try:
+        yield
+    finally:
+        del trainer._save_checkpoint
 
 
 def _refuse(trainer: Trainer) -> None:

@@ -79,6 +79,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         if stage != "fit":
             return
         self._trainer = trainer
+        self._measure_saves(trainer)
         if (name := type(trainer.strategy).__name__) not in STRATEGIES:
             raise ValueError(f"Trainer(strategy=...): want ddp or one device, got {name}; write the loop with FSDP2")
         want = (self._call.state.active_rank, self._call.state.active_world_size)
@@ -87,6 +88,22 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
                 f"Trainer: want rank {want[0]} of {want[1]}, got {trainer.global_rank} of {trainer.world_size}; "
                 "make it inside the wrapped function, with Trainer(**place(call), ...)"
             )
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Leave Lightning's own checkpoints alone again."""
+        if stage == "fit":
+            vars(trainer).pop("save_checkpoint", None)
+
+    def _measure_saves(self, trainer: Any) -> None:
+        """Let Lightning's own checkpoints count as such, and not as progress."""
+        save = type(trainer).save_checkpoint
+
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            with self._call.checkpoint():
+                return save(trainer, *args, **kwargs)
+
+        # An attribute of this one object.
+        trainer.save_checkpoint = measured
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Bring model, optimizers and progress back."""

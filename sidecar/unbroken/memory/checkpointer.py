@@ -12,6 +12,7 @@ from unbroken.memory.disk import DcpFolder, Disk, newest_step
 from unbroken.memory.place import WorkerInfo, read_every, read_place
 from unbroken.memory.restoring import Restoration, apply
 from unbroken.memory.shard import ShardReader
+from unbroken.standstill import standstill
 from unbroken_core.checkpoints import Load, LoadSource
 
 logger = logging.getLogger(__name__)
@@ -83,6 +84,10 @@ class Checkpointer:
         _progress.newest_step = _checked(step)
         if step % self._every:
             return Skipped(step, f"not due: every {self._every} steps")
+        with standstill.measured():
+            return self._save(state, step)
+
+    def _save(self, state: MutableMapping[str, Any], step: int) -> Saved | Skipped:
         is_for_disk = False
         if self._handover is not None:
             self._handover.catch_up()
@@ -113,6 +118,10 @@ class Checkpointer:
         Raises ValueError for a step below 0, a state without a step, or one without `disk_every`; TypeError for what
         could not be loaded again, once all ranks have ended their wait.
         """
+        with standstill.measured():
+            return self._flush(state, step, timeout_s)
+
+    def _flush(self, state: MutableMapping[str, Any] | None, step: int | None, timeout_s: float) -> bool:
         if state is None and step is None:
             return self._handover is None or self._handover.wait(timeout_s)
         if not isinstance(state, MutableMapping):

@@ -30,7 +30,8 @@ from unbroken_core.ranks.rules import Rules
 from unbroken_core.ranks.worlds import Worker
 from unbroken_core.reasons import Reason
 from unbroken_core.recovery.budgets import Budgets
-from unbroken_core.recovery.history import History, Progress
+from unbroken_core.recovery.history import History
+from unbroken_core.recovery.progress import Progress
 from unbroken_core.settings import JobSettings, Timeouts
 
 

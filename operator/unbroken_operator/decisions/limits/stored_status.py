@@ -39,7 +39,7 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "status.time.term": _COUNT,
     **{
         f"status.time.{name}Seconds": _SECONDS
-        for name in ("progress", "redo", "detect", "restart", "waiting", "suspended", "open")
+        for name in ("progress", "checkpoint", "redo", "detect", "restart", "waiting", "suspended", "open")
     },
     **{f"status.time.{name}RankSeconds": _RANK_SECONDS for name in ("progress", "held", "wanted")},
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from unbroken.agent.adapters.access import shared_mode
 from unbroken.agent.adapters.clearing import clear
-from unbroken_core.bounds import MAX_NUMBER
+from unbroken_core.bounds import MAX_NUMBER, MAX_SECONDS
 from unbroken_core.pod.stacks import MAX_STACK_BYTES, parse_stack, stack_path
 from unbroken_core.pod.stamps import WorkerStamps, pack_header, page_bytes, unpack_slot
 
@@ -102,6 +102,7 @@ def _slot(first: bytes, second: bytes, local_rank: int) -> WorkerStamps:
         min(max(later.step, -1), MAX_NUMBER),
         later.flags,
         later.incarnation,
+        min(max(later.checkpoint_ns, 0), MAX_SECONDS * 10**9),
     )
 
 

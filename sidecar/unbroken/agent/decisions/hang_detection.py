@@ -38,6 +38,7 @@ def note_hangs(
         if slot.step != place.incarnation.step or frames is not None:
             stack = place.incarnation.stack if frames is None else frames
             place.incarnation = replace(place.incarnation, step=slot.step, stack=stack)
+        place.checkpoint = slot.iteration, slot.checkpoint_ns
         if state.phase is WorkerPhase.RUNNING and slot.iteration == state.iteration:
             watched[place.local_rank] = slot
             note_stamps(place, slot, ages(slot, int(now_s * _NS)), timeouts.soft_s)
@@ -57,6 +58,13 @@ def note_hangs(
                 is_hang=True,
             )
             place.incarnation = replace(incarnation, found=fault)
+
+
+def checkpoint_s(places: Sequence[LocalPlace], workers: Sequence[WorkerState]) -> float:
+    """Return for how long the newest iteration of these workers has stood still for checkpoints, by the longest."""
+    newest = max((state.iteration for state in workers), default=-1)
+    found = [place.checkpoint[1] for place in places if place.checkpoint[0] == newest]
+    return round(max(found, default=0) / _NS, 3)
 
 
 def attach_patience_s(timeouts: Timeouts) -> float:

@@ -46,7 +46,7 @@ from unbroken.agent.decisions.events import (
     WorkerReported,
 )
 from unbroken.agent.decisions.fence import Contact, explain, longest_absence_s
-from unbroken.agent.decisions.hang_detection import attach_patience_s, note_absent, note_hangs
+from unbroken.agent.decisions.hang_detection import attach_patience_s, checkpoint_s, note_absent, note_hangs
 from unbroken.agent.decisions.instructions import Instructions
 from unbroken.agent.decisions.keeping import Keeping
 from unbroken.agent.decisions.orders import Orders
@@ -416,6 +416,7 @@ class PodMember:
 
     def _report(self, now_s: float) -> list[Action]:
         workers = self.workers
+        self.reporter.checkpoint_s = checkpoint_s(self.places, workers)
         if self.reporter.is_hello_due:
             if not self._may_join(now_s):
                 return []
@@ -439,6 +440,7 @@ class PodMember:
             workers=workers,
             memory=self.reporter.held,
             health=self.reporter.health,
+            checkpoint_s=self.reporter.checkpoint_s,
             entered_ago_s=self._ages.entered_ago_s(now_s),
             over_ago_s=self._ages.over_ago_s(now_s),
         )

@@ -120,6 +120,8 @@ class LocalPlace:
     """Last iteration for which a process was started here (jobs without in-process restarts)."""
     checks: tuple[tuple[str, bool], ...] = ()
     """Health checks that were run here last, and whether they passed: a failure stays until another process passes."""
+    checkpoint: tuple[int, int] = (-1, 0)
+    """An iteration, and the nanoseconds for which the worker has stood still for checkpoints in it."""
     stamps: Stamps | None = None
     """At the last look at the page; here, since it changes all the time."""
     looked: Looked | None = None

@@ -49,6 +49,8 @@ class Reporter:
         self._held_sent: Held | None = None
         self._held_since_s: float | None = None
         """Since when there is news of it, and nothing else to say."""
+        self.checkpoint_s = 0.0
+        """As in Report."""
         self.health: Health | None = None
         """What the pod's watch has found; None without one."""
         self._health_sent: Health | None = None
@@ -135,7 +137,7 @@ class Reporter:
         self._seq += 1
         self._sent_s = now_s
         if not (has_news or has_held or has_health):
-            return Heartbeat(self._seq, max(worker.step for worker in workers))
+            return Heartbeat(self._seq, max(worker.step for worker in workers), self.checkpoint_s)
         self._sent, self._is_leaving_sent = workers, is_leaving
         self._num_entered = 0
         held = self.held if self.held != self._held_sent else None
@@ -143,7 +145,8 @@ class Reporter:
         health = self.health if self._has_health_news else None
         if health is not None:
             self._health_sent, self._health_sent_s = health, now_s
-        return Report(self._seq, workers, is_leaving, now_s - self._entered_s if num_entered else 0.0, held, health)
+        entered_ago_s = now_s - self._entered_s if num_entered else 0.0
+        return Report(self._seq, workers, is_leaving, entered_ago_s, held, health, self.checkpoint_s)
 
     @property
     def _has_health_news(self) -> bool:

@@ -8,6 +8,7 @@ from unbroken.inprocess.interruption.interrupter import InterruptibleCall
 from unbroken.inprocess.loop.step_hold import StepHold
 from unbroken.inprocess.pod.progress import ProgressSlot
 from unbroken.inprocess.state import FrozenState
+from unbroken.standstill import standstill
 
 
 class CallWrapper:
@@ -67,6 +68,13 @@ class CallWrapper:
         An interruption waits for its end; once one has begun, entering raises RankShouldRestart.
         """
         return self._gate.atomic()
+
+    def checkpoint(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context for a checkpoint that training waits for: its time counts as `checkpoint`, not as progress.
+
+        `unbroken.memory` does so by itself. It neither keeps interruptions out nor holds off timeouts.
+        """
+        return standstill.measured()
 
     @contextlib.contextmanager
     def disable_hang_protection(self) -> Iterator[None]:

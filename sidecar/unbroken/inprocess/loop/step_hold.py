@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from unbroken.inprocess.pod.progress import ProgressSlot
+from unbroken.standstill import standstill
 from unbroken_core.messages import NO_STEP, Halt, Halted
 
 POLL_S = 0.1
@@ -110,8 +111,9 @@ class StepHold:
     def _save(self, step: int) -> None:
         if self._saved == step:
             return
-        for save in self._saves:
-            save(step)
+        with standstill.measured():
+            for save in self._saves:
+                save(step)
         self._saved = step
 
     def _say(self, answer: Halted, does_go_on: bool = False) -> None:

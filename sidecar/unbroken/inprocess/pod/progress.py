@@ -11,6 +11,7 @@ from pathlib import Path
 
 from unbroken.inprocess.exception import InternalError
 from unbroken.inprocess.pod.death_lock import DeathLock
+from unbroken.standstill import standstill
 from unbroken_core.pod import stamps
 from unbroken_core.settings import MAX_RANKS_PER_POD
 
@@ -26,6 +27,7 @@ class ProgressSlot:
         self._incarnation = incarnation
         self._flags = 0
         self._iteration = -1
+        self._checkpoint_ns = 0
         self._inode = -1
         self._does_stamp_main = False
         self._needs_care = False
@@ -61,6 +63,7 @@ class ProgressSlot:
         words[first + stamps.INCARNATION] = self._incarnation
         words[first + stamps.ITERATION] = self._iteration
         words[first + stamps.STEP] = -1
+        words[first + stamps.CHECKPOINT] = self._checkpoint_ns
         words[first + stamps.FLAGS] = self._flags
         self._stamp(stamps.ALIVE)
         self._stamp(stamps.MAIN)
@@ -87,9 +90,12 @@ class ProgressSlot:
         self._iteration = iteration
         self._write(stamps.ITERATION, iteration)
         self._write(stamps.STEP, -1)
+        self._checkpoint_ns = 0
+        self._write(stamps.CHECKPOINT, 0)
         self._stamp(stamps.ALIVE)
         self._stamp(stamps.MAIN)
         self._does_stamp_main = self._needs_care = True
+        standstill.begin(self._add_checkpoint)
         self._set_flags(stamps.FLAG_IN_FUNCTION)
 
     def stop_main(self) -> None:
@@ -99,6 +105,7 @@ class ProgressSlot:
     def end(self) -> None:
         """End the iteration: no timeout applies."""
         self._does_stamp_main = self._needs_care = False
+        standstill.end()
         self._set_flags(0)
 
     @property
@@ -162,6 +169,11 @@ class ProgressSlot:
 
     def _stamp(self, field: int) -> None:
         self._write(field, time.monotonic_ns())
+
+    def _add_checkpoint(self, nanoseconds: int) -> None:
+        """Note for how long this iteration has just stood still; in the main thread."""
+        self._checkpoint_ns += nanoseconds
+        self._write(stamps.CHECKPOINT, self._checkpoint_ns)
 
     def _write(self, field: int, value: int) -> None:
         if self._words is not None:

@@ -50,6 +50,7 @@ from unbroken.inprocess.state import FrozenState, Mode, State
 from unbroken.inprocess.torch_state import leftovers
 from unbroken.inprocess.torch_state.deferred_destroyer import MAX_DESTROYING, DeferredDestroyer
 from unbroken.inprocess.torch_state.leftovers import Leftovers
+from unbroken.standstill import standstill
 from unbroken_core import wire
 from unbroken_core.messages import PROTOCOL, Fault
 from unbroken_core.pod import stamps
@@ -378,7 +379,18 @@ def test_progress_writes_its_slot_and_no_other(tmp_path: Path) -> None:
     assert (read_slot(path).step, read_slot(path).ping_ns > 0) == (6, True)
     progress.set_protection(is_on=False)
     assert read_slot(path).flags & stamps.FLAG_PROTECTION_OFF
+    with standstill.measured():
+        pass
+    first_ns = read_slot(path).checkpoint_ns
+    with standstill.measured(), standstill.measured():
+        pass
+    assert read_slot(path).checkpoint_ns > first_ns > 0
+    progress.begin(iteration=8)
+    assert read_slot(path).checkpoint_ns == 0, "each iteration tells its own"
     progress.end()
+    with standstill.measured():
+        pass
+    assert read_slot(path).checkpoint_ns == 0, "what comes after the function holds nobody up"
     assert read_slot(path).flags == 0
     page = path.read_bytes()
     assert stamps.unpack_slot(page, 0) == stamps.unpack_slot(page, 2) == stamps.WorkerStamps(0, 0, 0, 0, 0, 0, 0, 0)

@@ -175,6 +175,7 @@ def test_time_is_shown_by_what_it_was_for() -> None:
     shown = series(RecoveryMeter(), replace(seen, status=replace(seen.status, time=spent)))
     assert {word.value: shown[f"unbroken_time_seconds{{spent={word.value}}}"] for word in Spent} == {
         "progress": 90.0,
+        "checkpoint": 0.0,
         "redo": 5.0,
         "detect": 0.0,
         "restart": 0.0,

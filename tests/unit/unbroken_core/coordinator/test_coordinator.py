@@ -1121,6 +1121,33 @@ def test_time_after_a_fault_is_detection_then_restart_and_waiting_while_pods_are
     assert (found.restart_s, found.waiting_s, found.open_s) == (1.0, 31.0, 1.0)
 
 
+def test_a_checkpoint_that_agents_tell_is_no_progress_and_does_not_outlive_its_iteration() -> None:
+    bench = Bench(replace(SETTINGS, spares=0))
+    bench.run("p0", "p1")
+
+    def beat(pod: str, step: int, checkpoint_s: float) -> None:
+        bench.seq += 1
+        bench.step(AgentReported(bench.sessions[pod], Heartbeat(bench.seq, step, checkpoint_s)))
+
+    bench.now_s += 10.0
+    beat("p0", 5, 2.0)
+    beat("p1", 5, 3.0)
+    bench.now_s += 10.0
+    beat("p1", 6, 3.5)
+    found = bench.status().time
+    assert found is not None
+    assert (found.progress_s, found.checkpoint_s) == (16.5, 3.5)
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    bench.all_are(READY, 0, "p0", "p1")
+    beat("p0", -1, 99.0)  # its workers have not entered the next iteration: it speaks of the last one
+    bench.all_are(RUNNING, 1, "p0", "p1")
+    bench.now_s += 10.0
+    beat("p0", 7, 1.0)
+    found = bench.status().time
+    assert found is not None
+    assert (found.checkpoint_s, found.redo_s) == (4.5, pytest.approx(0.0))
+
+
 def test_without_steps_all_running_time_counts() -> None:
     bench = Bench()
     assert bench.status().ettr is None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from unbroken_core.messages import EarlierRun, TimeSpent
 from unbroken_core.reasons import Spent
 from unbroken_core.recovery.account import ratios, terms, wall_of
-from unbroken_core.recovery.history import Progress
+from unbroken_core.recovery.progress import Progress
 
 
 def spent(progress: Progress, now_s: float) -> TimeSpent:
@@ -44,6 +44,7 @@ def test_each_stretch_is_in_the_term_that_it_was_for() -> None:
     assert terms(found) == pytest.approx(
         {
             "progress": 20.0 + 10.0,
+            "checkpoint": 0.0,
             "redo": 7.0 + 6.0,
             "detect": 63.0,
             "restart": 1.0 + 2.0,
@@ -71,6 +72,76 @@ def test_of_a_stretch_that_ends_with_a_new_step_the_share_of_steps_that_were_the
     assert (found.progress_s, found.redo_s, found.restart_s) == pytest.approx((25.0, 20.0, 10.0))
     assert progress.gained_s(55.0) == pytest.approx(25.0)
     assert progress.lost_rank_s(55.0) == pytest.approx(2 * 30.0)
+
+
+def test_a_checkpoint_between_two_steps_is_no_progress_and_the_longest_counts() -> None:
+    progress = Progress()
+    progress.run(0.0, world_size=4, iteration=3)
+    progress.step(1, 10.0)
+    progress.stall(3, 4.0, 20.0)
+    progress.stall(3, 3.0, 20.0)  # another pod waited for less
+    progress.step(2, 20.0)
+    progress.stall(3, 9.0, 30.0)  # told after the step: of the stretch that begins with it
+    assert spent(progress, 30.0).open_s == pytest.approx(10.0)
+    progress.step(3, 40.0)
+    found = spent(progress, 40.0)
+    assert (found.progress_s, found.checkpoint_s, found.redo_s) == pytest.approx((31.0, 9.0, 0.0))
+    assert found.progress_rank_s == pytest.approx(31.0 * 4)
+    assert progress.gained_s(40.0) == pytest.approx(31.0)
+    assert progress.lost_rank_s(40.0) == pytest.approx(9.0 * 4)
+    assert progress.ettr(40.0) == pytest.approx(31 / 40)
+
+
+def test_a_checkpoint_before_a_fault_and_one_of_steps_that_are_made_again_are_checkpoints() -> None:
+    progress = Progress()
+    progress.run(0.0, world_size=1, iteration=0)
+    progress.step(4, 40.0)
+    progress.stall(0, 5.0, 48.0)
+    progress.stop(50.0, fault_s=47.0)
+    progress.run(60.0, world_size=1, iteration=1)
+    progress.step(1, 61.0)
+    progress.stall(1, 2.0, 65.0)
+    progress.step(3, 65.0)
+    found = spent(progress, 65.0)
+    assert (found.progress_s, found.checkpoint_s, found.redo_s) == pytest.approx((40.0, 7.0, 2.0 + 1.0 + 2.0))
+
+
+def test_a_checkpoint_counts_without_steps_too() -> None:
+    progress = Progress()
+    progress.run(0.0, world_size=2, iteration=0)
+    progress.stall(0, 5.0, 30.0)
+    found = spent(progress, 40.0)
+    assert (found.progress_s, found.checkpoint_s) == pytest.approx((35.0, 5.0))
+    assert [progress.gained_s(now_s) for now_s in (31.0, 34.0, 40.0)] == [30.0, 30.0, 35.0], "a counter never falls"
+    progress.stop(50.0)
+    found = spent(progress, 50.0)
+    assert (found.progress_s, found.checkpoint_s, found.progress_rank_s) == pytest.approx((45.0, 5.0, 90.0))
+
+
+def test_workers_cannot_have_stood_still_for_longer_than_they_ran() -> None:
+    progress = Progress()
+    progress.run(0.0, world_size=1, iteration=0)
+    progress.step(1, 10.0)
+    progress.stall(0, 1e9, 20.0)
+    progress.step(2, 20.0)
+    progress.step(3, 60.0)
+    found = spent(progress, 60.0)
+    assert (found.checkpoint_s, found.progress_s) == pytest.approx((20.0, 40.0))
+
+
+def test_checkpoints_of_another_iteration_and_from_before_all_ran_do_not_count() -> None:
+    progress = Progress()
+    progress.stall(2, 30.0, 5.0)
+    progress.run(10.0, world_size=1, iteration=2)
+    progress.stall(1, 90.0, 50.0)
+    progress.stall(9, 90.0, 50.0)
+    progress.stall(2, 31.0, 50.0)
+    progress.step(1, 50.0)
+    progress.stop(50.0)
+    progress.run(60.0, world_size=1, iteration=3)
+    progress.stall(2, 45.0, 70.0)
+    progress.step(2, 70.0)
+    assert spent(progress, 70.0).checkpoint_s == pytest.approx(1.0)
 
 
 def test_a_world_that_has_shrunk_counts_less() -> None:
@@ -119,6 +190,7 @@ def test_a_new_coordinator_goes_on_from_what_the_one_before_reported(is_first: b
     assert terms(found) == pytest.approx(
         {
             "progress": 513.0,
+            "checkpoint": 0.0,
             "redo": 100.0,
             "detect": 50.0 + 197.0,
             "restart": 150.0,
@@ -154,6 +226,20 @@ def test_spares_held_under_the_coordinator_before_are_counted_where_the_iteratio
     assert (found.progress_rank_s, found.held_rank_s, found.wanted_rank_s) == (208.0, 308.0, 208.0)
 
 
+def test_checkpoints_under_the_coordinator_before_stay_when_the_iteration_is_older_than_its_report() -> None:
+    progress = Progress()
+    reported = TimeSpent(80.0, checkpoint_s=20.0, progress_rank_s=160.0, held_rank_s=200.0, wanted_rank_s=200.0)
+    progress.follow(EarlierRun(4.0, 80.0, 100.0, reported), 104.0)
+    progress.stall(7, 21.0, 104.0)
+    progress.take_over(entered_s=0.0, until_s=104.0, now_s=104.0, world_size=2)
+    progress.run(104.0, world_size=2, iteration=7)
+    progress.stall(7, 23.0, 114.0)
+    progress.step(900, 114.0)
+    found = spent(progress, 114.0)
+    assert (found.progress_s, found.checkpoint_s, wall_of(found)) == pytest.approx((84.0 + 8.0, 22.0, 114.0))
+    assert progress.totals(114.0) == pytest.approx((92.0, 114.0))
+
+
 def test_a_coordinator_before_cannot_have_made_more_progress_than_it_held() -> None:
     progress = Progress()
     progress.follow(EarlierRun(0.0, 5.0, 5.0, TimeSpent(5.0, progress_rank_s=10.0, held_rank_s=5.0)), 50.0)
@@ -171,7 +257,7 @@ def test_what_an_earlier_release_reported_has_progress_and_restarts_only() -> No
 
 MOVES = st.lists(
     st.tuples(
-        st.sampled_from(["run", "stop", "step", "look", "follow", "take over"]),
+        st.sampled_from(["run", "stop", "step", "stall", "look", "follow", "take over"]),
         st.floats(0.0, 1e4),
         st.integers(0, 5),
         st.floats(0.0, 1e5),
@@ -193,10 +279,15 @@ def test_the_terms_are_the_wall_time_whatever_happens(moves: list[tuple[str, flo
             is_running = False
         elif move == "step":
             progress.step(number, now_s)
+        elif move == "stall":
+            progress.stall(number % 2 - 1, other, now_s)
         elif move == "look" and not is_running:
             four_of_six(progress, now_s, (Spent.WAITING, Spent.RESTART)[number % 2])
         elif move == "follow":
-            progress.follow(EarlierRun(other, other / 2, other, TimeSpent(other / 2, other / 4, other / 4)), now_s)
+            progress.follow(
+                EarlierRun(other, other / 2, other, TimeSpent(other / 2, other / 8, other / 4, checkpoint_s=other / 8)),
+                now_s,
+            )
         elif move == "take over":
             progress.take_over(now_s - other, now_s - other / 2, now_s, world_size=number)
         found, (gained_s, ran_for_s) = progress.account.spent(now_s), progress.totals(now_s)

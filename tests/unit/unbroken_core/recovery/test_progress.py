@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken_core.recovery.history import Progress
+from unbroken_core.recovery.progress import Progress
 
 MOVES = st.lists(
     st.tuples(st.sampled_from(["run", "stop", "step"]), st.floats(0.0, 100.0), st.integers(0, 5)), max_size=30
