@@ -16,6 +16,8 @@ from unbroken_core.messages import TimeSpent
 from unbroken_core.reasons import Spent
 
 _PS = 10**12
+_FIELDS = {term: f"{term.value}_s" for term in Spent}
+"""Of TimeSpent. Made once: Python keeps thousands of names under which attributes were looked up, each copy anew."""
 
 
 def _ps(seconds: float) -> int:
@@ -145,7 +147,7 @@ class Account:
         if self._earlier is not None:
             found = self._with_earlier(found, self._earlier, self._first)
         return TimeSpent(
-            **{f"{term.value}_s": spent / _PS for term, spent in found.terms.items()},
+            **{_FIELDS[term]: spent / _PS for term, spent in found.terms.items()},
             open_s=still_open / _PS,
             progress_rank_s=found.progress_ranks / _PS,
             held_rank_s=found.held_ranks / _PS,
@@ -158,7 +160,7 @@ class Account:
         What lies between its report and the first that is known here was a suspension, as far as the operator says so,
         or the job waited for its pods.
         """
-        before = {term: _ps(getattr(earlier, f"{term.value}_s")) for term in Spent}
+        before = {term: _ps(getattr(earlier, field)) for term, field in _FIELDS.items()}
         entered, until, taken = self._taken or (first, first, first)
         at = min(self._reported, taken)
         whole = sum(before.values())
@@ -216,9 +218,9 @@ def ratios(spent: TimeSpent) -> dict[str, float]:
 
 def terms(spent: TimeSpent) -> dict[str, float]:
     """Return seconds by word of Spent, and those that are not judged yet as `open`."""
-    return {term.value: getattr(spent, f"{term.value}_s") for term in Spent} | {"open": spent.open_s}
+    return {term.value: getattr(spent, field) for term, field in _FIELDS.items()} | {"open": spent.open_s}
 
 
 def wall_of(spent: TimeSpent) -> float:
     """Return the seconds since the job first ran, or until it was over."""
-    return math.fsum([*(getattr(spent, f"{term.value}_s") for term in Spent), spent.open_s])
+    return math.fsum([*(getattr(spent, field) for field in _FIELDS.values()), spent.open_s])
