@@ -32,7 +32,7 @@ _STEP: Final = "step-"
 _FAILED: Final = "failed"
 _MARK_NAME = re.compile("([0-9]{1,19})-([0-9]{1,7})")
 _MAX_MARKS, _MAX_SEEN = 64, 10_000
-_MAX_MARK_BYTES = 4096
+_MAX_MARK_BYTES = 8192
 MAX_REASON: Final = 500
 
 
@@ -136,8 +136,7 @@ class Epoch:
         ranks = [rank for failed, rank in self._marks() if failed == step]
         for rank in sorted(ranks):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-                with (self.work / _FAILED / f"{step}-{rank}").open("rb") as file:
-                    reason = json.loads(file.read(_MAX_MARK_BYTES))["reason"]
+                reason = _read_small(self.work / _FAILED / f"{step}-{rank}")["reason"]
                 return Failure(rank, " ".join(str(reason)[:MAX_REASON].split()))
         return Failure(min(ranks), "its reason cannot be read") if ranks else None
 
@@ -216,10 +215,17 @@ def write_json(path: Path, data: Any) -> bytes:
 def read_mark(checkpoint: Path) -> dict[str, Any] | None:
     """Return what a checkpoint that was made here says of itself; None of any other one."""
     try:
-        found = json.loads((checkpoint / MARK).read_bytes())
-    except (OSError, ValueError):
+        found = _read_small(checkpoint / MARK)
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def _read_small(path: Path) -> Any:
+    """Return what a small file says; a pipe says nothing. Raises OSError, ValueError, RecursionError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        return json.loads(file.read(_MAX_MARK_BYTES) or b"")
 
 
 def sync(path: Path) -> None:

@@ -1,12 +1,17 @@
 """Tells the pod's keeper what is on the disk: for metrics and the status alone, so nobody waits for its answer."""
 
+import json
 from pathlib import Path
+from typing import Final
 
 from unbroken.memory.background.epochs import MAX_REASON, Epoch
 from unbroken.memory.client import KeeperClient
 from unbroken.memory.disk import steps_on_disk
 from unbroken_core.checkpoints import OnDisk
-from unbroken_core.pod.memory_messages import Measure, Measured, Written
+from unbroken_core.pod.memory_messages import MAX_REQUEST_BYTES, Measure, Measured, Written
+
+_MAX_PROBLEM_BYTES: Final = MAX_REQUEST_BYTES - 512
+"""The rest is for the numbers beside it."""
 
 
 class DiskNews:
@@ -30,4 +35,12 @@ class DiskNews:
 def on_disk(epoch: Epoch, every: int, num_given_up: int = 0, problem: str = "") -> OnDisk:
     """Look at the folder, and return what is told of it."""
     newest = max(steps_on_disk(epoch.folder), default=-1)
-    return OnDisk(epoch.term, epoch.iteration, every, newest, num_given_up, problem[:MAX_REASON])
+    return OnDisk(epoch.term, epoch.iteration, every, newest, num_given_up, _short(problem))
+
+
+def _short(problem: str) -> str:
+    """Return as much of it as the keeper takes in one line, in which some characters need twelve bytes."""
+    text = problem[:MAX_REASON]
+    while len(json.dumps(text)) > _MAX_PROBLEM_BYTES:
+        text = text[: len(text) * 3 // 4]
+    return text

@@ -15,13 +15,15 @@ from torch.distributed.checkpoint.metadata import Metadata
 from unbroken.memory.background import handover
 from unbroken.memory.background.epochs import MARK, MAX_REASON, Epoch, Failure
 from unbroken.memory.background.handover import DiskSettings, Handover
-from unbroken.memory.background.news import DiskNews
+from unbroken.memory.background.news import DiskNews, on_disk
 from unbroken.memory.background.orders import WriteOrder
 from unbroken.memory.background.plans import WritePlan
 from unbroken.memory.background.publishing import Publisher
 from unbroken.memory.background.writer import DiskWriter, NotWrittenError, _read_plan
 from unbroken.memory.place import WorkerInfo
+from unbroken_core import wire
 from unbroken_core.checkpoints import OnDisk
+from unbroken_core.pod.memory_messages import MAX_REQUEST_BYTES, Written
 
 FOR_EVER_S = 1e9
 
@@ -299,3 +301,32 @@ def test_a_folder_in_which_nothing_can_be_written_is_told_of_too(
     with pytest.raises(OSError, match="file"):
         one.begin(WorkerInfo(None, 0, 1, 3, 1, 2))
     assert one.told() is None, "rank 0 says it"
+
+
+@pytest.mark.parametrize("character", ["x", "\x00", "я", "\ud800", "\U0001f525"])
+def test_the_keeper_takes_the_longest_reason_that_a_rank_can_give(epoch: Epoch, character: str) -> None:
+    """A line of 4 KiB is all that it reads. Before, it refused such a line, and showed the step before for ever."""
+    epoch.fail(10, Failure(3, character * 10_000))
+    problem = f"step 10 was given up by {epoch.failure(10)}"
+    told = on_disk(replace(epoch, iteration=2**31 - 1, term=2**31 - 1), 2**31 - 1, 2**31 - 1, problem)
+    assert told.problem.startswith("step 10 was given up by rank 3: " + " ".join((character * 200).split()))
+    assert len(wire.encode(Written(told, 999_999.123456789))) < MAX_REQUEST_BYTES
+
+
+def test_nobody_waits_for_who_never_writes_a_reason(epoch: Epoch) -> None:
+    """Before, all ranks and their processes did, for ever: in `open` of a pipe."""
+    os.mkfifo(epoch.work / "failed" / "10-3")
+    assert str(epoch.failure(10)) == "rank 3: its reason cannot be read"
+    epoch.whole(20).mkdir()
+    os.mkfifo(epoch.whole(20) / MARK)
+    assert not epoch.is_whole(20)
+
+
+@pytest.mark.parametrize("content", [b"[" * 4000, b"[" * 100_000, b'{"a":' * 700, b"\xff", b"", b"7"])
+def test_a_mark_that_is_none_ends_no_process(epoch: Epoch, content: bytes) -> None:
+    """Before, one that is nested deeply did."""
+    epoch.whole(20).mkdir()
+    (epoch.whole(20) / MARK).write_bytes(content)
+    assert not epoch.is_whole(20)
+    epoch.retain(1)
+    assert epoch.whole(20).is_dir()
