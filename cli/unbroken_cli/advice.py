@@ -8,6 +8,7 @@ from shlex import quote
 
 from unbroken_cli.job import ConditionRecord, FaultSummary, JobRecord, moment
 from unbroken_core.plurals import agreed, counted
+from unbroken_core.reasons import Cause
 
 MIN_FAULTS_OF_A_BAD_NODE = 2
 MIN_FAULTS_OF_A_STORM = 5
@@ -302,8 +303,11 @@ def _storm_steps(job: JobRecord, now: datetime) -> Iterator[str]:
 def _node_steps(job: JobRecord) -> Iterator[str]:
     if job.state == "Complete":
         return
-    blamed = Counter(fault.node for fault in job.faults if fault.node)
+    on_nodes = [fault for fault in job.faults if fault.node]
+    num_nodes = len({fault.node for fault in on_nodes})
+    # That a pod was deleted, evicted or moved says nothing against its node.
+    blamed = Counter(fault.node for fault in on_nodes if fault.cause != Cause.POD_LEAVING)
     for node, count in blamed.most_common(1):
-        if count >= MIN_FAULTS_OF_A_BAD_NODE and len(blamed) > 1 and count * 2 > len(job.faults):
+        if count >= MIN_FAULTS_OF_A_BAD_NODE and num_nodes > 1 and count * 2 > len(job.faults):
             share = f"{count} of the last {len(job.faults)} faults"
             yield f"kubectl cordon {quote(node)}   (it was the culprit's node in {share})"

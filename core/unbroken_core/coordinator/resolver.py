@@ -207,7 +207,10 @@ def _give_order(job: JobState, decision: Order) -> None:
 
 def _adopt(job: JobState, decision: Adopt, now_s: float) -> None:
     """Take a running iteration over. Its ranks that did not come back are lost."""
-    began_s = job.phase.since_s if isinstance(job.phase, Forming) else now_s
+    began_s, own_iteration = now_s, -1
+    if isinstance(job.phase, Forming):
+        began_s = job.phase.since_s
+        own_iteration = -1 if job.phase.outage is None else job.phase.outage.iteration
     iteration, size, num_seen = decision.iteration, decision.world_size, len(decision.places)
     numbers, members = job.numbers, job.members
     job.numbers = replace(numbers, highest_iteration=max(numbers.highest_iteration, iteration))
@@ -221,7 +224,8 @@ def _adopt(job: JobState, decision: Adopt, now_s: float) -> None:
     job.report = StatusText(Reason.WAITING_FOR_WORKERS, message)
     ran_from_s = entered_s(job, decision.places, now_s)
     lost_s = loss_s(job, decision, ran_from_s, now_s)
-    inherit(job, decision, ran_from_s)
+    if iteration > own_iteration:  # Else it was out of touch only, and has counted what led to its own plans.
+        inherit(job, decision, ran_from_s)
     job.progress.take_over(ran_from_s, now_s if lost_s is None else lost_s, now_s, size)
     if decision.is_ending:
         job.history.close(ran_from_s)

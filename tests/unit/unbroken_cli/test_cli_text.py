@@ -143,6 +143,12 @@ def test_status_names_the_state_first_and_advice_that_fits_it(status: dict[str, 
     assert any(advice in line for line in lines[1:]), lines
 
 
+def test_no_node_is_blamed_for_pods_that_were_deleted_or_moved() -> None:
+    deleted = [record(number, cause="pod-leaving", pod=f"digits-{number}") for number in (1, 2)]
+    lines = status_lines(job_of(running(history=[*deleted, record(3, node="node-b")])), NOW)
+    assert not any("cordon" in line for line in lines), lines
+
+
 POSTED = "3 of 4 training pods run; the API server refused digits-3: POST /api/v1/namespaces/ml/pods:"
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from unbroken_core.plurals import counted
+from unbroken_core.plurals import agreed, counted
 from unbroken_core.reasons import Reason
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import UpdatePolicy
@@ -84,14 +84,15 @@ def up_to_date(
     """Say which pods are old, from the first change of the template on."""
     outdated = assessment.outdated
     if outdated:
-        text = "delete them one by one, spares first, or set spec.updatePolicy to Rolling"
+        those = agreed(len(outdated), "delete it", "delete them one by one, spares first,")
+        text = f"{those} or set spec.updatePolicy to Rolling"
         if verdict.spec.update_policy is UpdatePolicy.ROLLING:
             text = "ranks move to new pods as soon as those are ready"
         elif not are_pods_ready:
             # The new template may be what keeps them from it.
             text = "delete none of them before PodsReady is True: the pods that take their place must come up"
-        alive = counted(len(assessment.alive), "training pod was", "training pods were")
-        message = f"{len(outdated)} of {alive} made from an earlier template"
+        alive = counted(len(assessment.alive), "training pod")
+        message = f"{len(outdated)} of {alive} {agreed(len(outdated), 'was', 'were')} made from an earlier template"
         message = f"{message} ({pod_names(outdated)}); {text}"
         yield Finding(ConditionType.UP_TO_DATE, False, Reason.TEMPLATE_OUTDATED, message)
     elif assessment.rendezvous is not None and _has_begun(assessment):

@@ -205,7 +205,11 @@ def test_a_world_of_which_nobody_knows_anything_was_lost_before_the_wait_for_it(
 
 def cut_and_lost() -> dict[str, Plan]:
     """Return the plans of iteration 1 by pod: rank 2 was killed, and the rendezvous lost right after its plans."""
-    bench = Bench()
+    return cut(Bench())
+
+
+def cut(bench: Bench) -> dict[str, Plan]:
+    """Kill rank 2, and return the plans of iteration 1 by pod."""
     for pod in ("p0", "p1", "p2"):
         bench.join(pod)
     bench.tick(bench.settings.timeouts.last_call_s)
@@ -282,3 +286,20 @@ def test_no_recovery_counts_twice_or_by_the_word_of_one_pod(counted: tuple[int, 
     counting(bench, counted)
     status = bench.status()
     assert (status.phase, status.recoveries, status.restarts_by_rung) == (JobPhase.RUNNING, (), {})
+
+
+def test_a_rendezvous_that_stood_counts_no_recovery_of_its_own_again() -> None:
+    bench = Bench()
+    plans = cut(bench)
+    active = [pod for pod, plan in plans.items() if plan.ranks[0].rank is not None]
+    bench.all_are(RUNNING, 1, *active)
+    counting(bench, (0, 0))
+    (before,) = bench.status().recoveries
+    bench.tick(60.0)
+    assert bench.status().phase is JobPhase.FORMING
+    for pod, plan in plans.items():
+        bench.join(pod, term=1, plan=plan, entered_ago_s=60.0 if pod in active else 0.0)
+    counting(bench, (0, 0))
+    status = bench.status()
+    assert (status.phase, status.term, status.iteration) == (JobPhase.RUNNING, 1, 1)
+    assert (status.recoveries, status.restarts_by_cause) == ((before,), {"process-signal": 1})
