@@ -1,6 +1,7 @@
 """What cannot go on exactly is refused when training begins; what can goes on from a file of the framework's own."""
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ class Call:
     def __init__(self, rank: int = 0, world_size: int = 1) -> None:
         self.state = SimpleNamespace(active_rank=rank, active_world_size=world_size)
         self.steps: list[int | None] = []
+        self.num_checkpoints = 0
 
     def ping(self, step: int | None = None) -> None:
         """Remember it."""
@@ -37,6 +39,12 @@ class Call:
     def atomic(self) -> contextlib.AbstractContextManager[None]:
         """Do nothing."""
         return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def checkpoint(self) -> Iterator[None]:
+        """Count it."""
+        self.num_checkpoints += 1
+        yield
 
 
 class Module(LightningModule):  # type: ignore[misc]  # the package brings no types here
@@ -107,6 +115,7 @@ def test_lightning_goes_on_from_a_file_of_its_own_where_the_memory_has_nothing(t
 
     calls, modules = (Call(), Call()), (Module(), Module())
     train(calls[0], modules[0])
+    assert calls[0].num_checkpoints >= len(list(tmp_path.glob("step=*.ckpt"))) > 0, "training waited for them"
     train(calls[1], modules[1], ckpt_path=str(tmp_path / f"step={at}.ckpt"))
     assert calls[1].steps == calls[0].steps[at:]
     assert modules[1].seen == modules[0].seen[4 * at :]
@@ -116,6 +125,15 @@ def test_lightning_goes_on_from_a_file_of_its_own_where_the_memory_has_nothing(t
 def test_trainer_of_another_rank_is_refused_by_lightnings_callback(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"Trainer: want rank 1 of 2, got 0 of 1; make it inside"):
         fit(Call(1, 2), tmp_path, DataLoader(DATA, batch_sampler=GlobalBatches(40, 4)))
+
+
+def test_checkpoints_of_hugging_faces_trainer_are_told_as_such(tmp_path: Path) -> None:
+    call: Any = Call()
+    trainer = make_trainer(tmp_path, Regression(), save_strategy="steps", save_steps=2, max_steps=4, disable_tqdm=True)
+    trainer.train_dataset = [{"x": torch.ones(2), "labels": torch.ones(2)}] * 64
+    huggingface.train(trainer, call)
+    assert call.num_checkpoints == len(list(tmp_path.glob("checkpoint-*"))) == 2
+    assert "_save_checkpoint" not in vars(trainer)
 
 
 def test_batch_size_that_is_looked_for_is_refused(tmp_path: Path) -> None:
@@ -132,7 +150,19 @@ def test_arguments_of_another_rank_are_refused(tmp_path: Path, monkeypatch: pyte
         huggingface._refuse(trainer)
 
 
-def make_trainer(folder: Path, **arguments: Any) -> Any:
+class Regression(torch.nn.Module):
+    """One layer and its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the loss."""
+        return {"loss": (self.layer(x) - labels).square().mean()}
+
+
+def make_trainer(folder: Path, model: torch.nn.Module | None = None, **arguments: Any) -> Any:
     """Return a Trainer of Hugging Face's."""
     args = TrainingArguments(output_dir=str(folder), use_cpu=True, report_to="none", **arguments)
-    return Trainer(torch.nn.Linear(2, 2), args, train_dataset=DATA)
+    return Trainer(model or torch.nn.Linear(2, 2), args, train_dataset=DATA)

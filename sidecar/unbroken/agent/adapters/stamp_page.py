@@ -102,7 +102,7 @@ def _slot(first: bytes, second: bytes, local_rank: int) -> WorkerStamps:
         min(max(later.step, -1), MAX_NUMBER),
         later.flags,
         later.incarnation,
-        min(max(later.checkpoint_ns, 0), MAX_SECONDS * 10**9),
+        min(max(later.checkpoint_ns, 0), int(MAX_SECONDS) * 10**9),
     )
 
 
