@@ -64,6 +64,9 @@ WORKERS = {
     "completed": "purple",
     "gone": "red",
 }
+SAFE = {"on all ranks": "green", "protected": "blue", "on the disk": "purple"}
+"""What a checkpoint outlives."""
+SOURCES = {"from memory": "green", "from disk": "orange", "from nothing": "red"}
 RUNGS = {"in-process": "green", "process": "yellow", "pod": "orange", "world": "red", "job": "dark-red"}
 """From the cheapest on."""
 SPENT = {

@@ -15,7 +15,9 @@ from tools.dashboard_looks import (
     PHASES,
     ROLES,
     RUNGS,
+    SAFE,
     SHARE,
+    SOURCES,
     SPENT,
     STATES,
     WORKERS,
@@ -307,6 +309,104 @@ JOB_BOARD = Board(
                 "short",
                 one(job("max by (domain) (unbroken_spares{})"), "{{domain}}"),
                 marks=GOOD,
+            ),
+        ),
+        "Checkpoints in memory": (
+            Panel(
+                "lines",
+                "Steps behind the training",
+                "locale",
+                (
+                    (job("clamp_min(max(unbroken_step{}) - max(unbroken_memory_complete_step{}), 0)"), "on all ranks"),
+                    (job("clamp_min(max(unbroken_step{}) - max(unbroken_memory_protected_step{}), 0)"), "protected"),
+                    (job("max(unbroken_disk_behind_steps{})"), "on the disk"),
+                ),
+                "What is done again after a fault: of a process, of a whole pod, of all pods.",
+                width=6,
+                colors=SAFE,
+            ),
+            Panel(
+                "lines",
+                "Seconds of a save",
+                "s",
+                (
+                    (
+                        job(
+                            "sum(rate(unbroken_memory_save_seconds_sum{}[$__rate_interval])) / "
+                            "sum(rate(unbroken_memory_save_seconds_count{}[$__rate_interval]))"
+                        ),
+                        "mean",
+                    ),
+                    (
+                        job(
+                            "histogram_quantile(0.99, "
+                            "sum by (le) (rate(unbroken_memory_save_seconds_bucket{}[$__rate_interval])))"
+                        ),
+                        "99 of 100 are faster",
+                    ),
+                ),
+                "For so long a save holds up its worker.",
+                width=6,
+            ),
+            Panel(
+                "lines",
+                "Saves that were due and not made",
+                "short",
+                one(job("sum by (reason) (increase(unbroken_memory_skipped_total{}[$__rate_interval]))"), "{{reason}}"),
+                width=6,
+            ),
+            Panel(
+                "columns",
+                "Restores of workers",
+                "short",
+                one(events(job, "unbroken_memory_restore_seconds_count", "source"), "from {{source}}"),
+                width=6,
+                colors=SOURCES,
+            ),
+            Panel(
+                "lines",
+                "Mean seconds of a restore",
+                "s",
+                one(
+                    job(
+                        "sum by (source) (unbroken_memory_restore_seconds_sum{}) / "
+                        "(sum by (source) (unbroken_memory_restore_seconds_count{}) > 0)"
+                    ),
+                    "from {{source}}",
+                ),
+                "Of all restores so far.",
+                width=6,
+                colors=SOURCES,
+            ),
+            Panel(
+                "lines",
+                "Memory used, fullest pod",
+                "percentunit",
+                one(job("max(unbroken_memory_used_bytes{} / unbroken_memory_limit_bytes{})"), "of the limit"),
+                width=6,
+            ),
+            Panel(
+                "lines",
+                "Checkpoints between pods",
+                "Bps",
+                one(
+                    job("sum by (direction) (rate(unbroken_memory_peer_bytes_total{}[$__rate_interval]))"),
+                    "{{direction}}",
+                ),
+                width=6,
+            ),
+            Panel(
+                "lines",
+                "Spoilt or not written",
+                "short",
+                (
+                    (job("sum(increase(unbroken_memory_digest_failures_total{}[$__rate_interval]))"), "wrong digest"),
+                    (
+                        job("sum(increase(unbroken_memory_disk_failures_total{}[$__rate_interval]))"),
+                        "part not on the disk",
+                    ),
+                ),
+                width=6,
             ),
         ),
         "Pods": (

@@ -77,10 +77,16 @@ def test_every_panel_shows_something_of_a_job_with_faults(bench: Bench, tmp_path
 async def break_a_job(bench: Bench, server: Prometheus, targets: Path) -> None:
     """Run a job, let a worker raise and a pod go."""
     command = [sys.executable, str(Path(__file__).with_name("dashboard_workload.py"))]
-    document = job(NAME, command, replicas=2, spares={"count": 1})
+    memory = {"sizeLimit": "16Mi", "every": 5, "replicas": 1}
+    memory["disk"] = {"directory": str(targets.parent / "checkpoints"), "every": 50}
+    document = job(NAME, command, replicas=2, spares={"count": 1}, memory=memory)
     # Nothing hangs here: each fault more would be counted.
     document["spec"]["timeouts"] |= {"softSeconds": 30, "hardSeconds": 40}
-    document["spec"]["template"]["spec"]["containers"][0]["env"] = [{"name": "FLAGS", "value": str(targets.parent)}]
+    pod = document["spec"]["template"]["spec"]
+    # The pods of this cluster are processes: they see the folder itself.
+    pod["volumes"] = [{"name": "shared", "hostPath": {"path": str(targets.parent)}}]
+    pod["containers"][0]["volumeMounts"] = [{"name": "shared", "mountPath": str(targets.parent)}]
+    pod["containers"][0]["env"] = [{"name": "FLAGS", "value": str(targets.parent)}]
     await bench.apply(NAMESPACE, document)
 
     async def are_running() -> bool:

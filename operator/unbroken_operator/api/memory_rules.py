@@ -2,6 +2,7 @@
 
     size     within bounds, in one notation
     volume   the operator's own, whose name and place in the trainer nothing of the template has
+    disk     a folder on a volume that the trainer mounts and may write, and that does not end with the pod
 
 A job without `spec.memory` may call its volumes what it likes: it did before there was such a field.
 """
@@ -19,6 +20,7 @@ MAX_SHOWN = 80
 _NAME, _PATH = layout.STATE_VOLUME, layout.STATE_PATH
 _OURS = f"{_NAME} is the operator's in a job with spec.memory: rename yours"
 _PLACE = f"{_PATH} is where the operator mounts the checkpoints of a job with spec.memory: mount yours elsewhere"
+_DISK = "memory.disk.directory: want a folder on a volume that the template's first container mounts"
 SIZE_CEL = f"string(self.sizeLimit).matches('{SIZE_PATTERN}')"
 SIZE_MESSAGE = f"memory.sizeLimit: {SIZE_WANTED}"
 
@@ -53,9 +55,43 @@ def _places(spec: Part) -> Iterator[str]:
     trainer: Part = (_pod(spec).get("containers") or ({},))[0]
     for place, mount in enumerate(trainer.get("volumeMounts") or ()):
         path = mount.get("mountPath")
-        if isinstance(path, str) and f"{posixpath.normpath('/' + path.lstrip('/'))}/".startswith(f"{_PATH}/"):
-            shown = repr(path if len(path) <= MAX_SHOWN else f"{path[: MAX_SHOWN - 3]}...")
-            yield f"template.spec.containers[0].volumeMounts[{place}].mountPath: {_PLACE}, got {shown}"
+        if isinstance(path, str) and _is_below(path, _PATH):
+            yield f"template.spec.containers[0].volumeMounts[{place}].mountPath: {_PLACE}, got {_shown(path)}"
+
+
+def _disk(spec: Part) -> Iterator[str]:
+    disk = (spec.get("memory") or {}).get("disk")
+    if disk is None:
+        return
+    directory: str = disk["directory"]
+    trainer: Part = (_pod(spec).get("containers") or ({},))[0]
+    covering = [
+        (path, mount)
+        for mount in trainer.get("volumeMounts") or ()
+        if isinstance(mount.get("mountPath"), str) and _is_below(directory, path := _normal(mount["mountPath"]))
+    ]
+    if not covering or _is_below(directory, _PATH):
+        yield f"{_DISK}, got {_shown(directory)}"
+        return
+    # Of two mounts the inner one counts.
+    _, mount = max(covering, key=lambda one: len(one[0]))
+    if mount.get("readOnly"):
+        yield f"{_DISK}, got {_shown(directory)}, where {mount.get('name')} is mounted readOnly"
+    volumes = (one for one in _pod(spec).get("volumes") or () if one.get("name") == mount.get("name"))
+    if any("emptyDir" in one for one in volumes):
+        yield f"{_DISK} and that outlives the pod, got {_shown(directory)}, where {mount.get('name')} is an emptyDir"
+
+
+def _normal(path: str) -> str:
+    return posixpath.normpath("/" + path.lstrip("/"))
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return f"{_normal(path)}/".startswith(f"{folder.rstrip('/')}/")
+
+
+def _shown(path: str) -> str:
+    return repr(path if len(path) <= MAX_SHOWN else f"{path[: MAX_SHOWN - 3]}...")
 
 
 def _pod(spec: Part) -> Part:
@@ -89,6 +125,15 @@ MEMORY_RULES = (
         f"(m.mountPath != '{_PATH}' && !m.mountPath.startsWith('{_PATH}/')))",
         f"template.spec.containers[0].volumeMounts: {_PLACE}",
         ".template",
+    ),
+    # Webhook and operator look at the volume, too.
+    MemoryRule(
+        _disk,
+        f"!has(self.memory.disk) || (has({_MOUNTS}) && {_MOUNTS}.exists(m, has(m.mountPath) && "
+        "(self.memory.disk.directory == m.mountPath || self.memory.disk.directory.startsWith("
+        "m.mountPath.endsWith('/') ? m.mountPath : m.mountPath + '/'))))",
+        _DISK,
+        ".memory.disk.directory",
     ),
 )
 

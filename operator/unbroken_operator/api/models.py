@@ -175,10 +175,24 @@ class WorldSpec(Model):
     """A pod with fewer healthy workers steps aside as a whole. Empty means ranksPerPod: pods are never split."""
 
 
+MAX_KEPT = 1000
 SizeLimit = Annotated[
     str | int,
     Field(json_schema_extra={"x-kubernetes-int-or-string": True, "maxLength": 16, "pattern": SIZE_PATTERN}),
 ]
+
+
+class MemoryDisk(Model):
+    """A folder for checkpoints, where the script names none itself (Checkpointer(disk=))."""
+
+    directory: Annotated[str, Field(pattern="^/", max_length=4096)]
+    """Absolute path in the trainer container, on a volume of the template that all pods share. Give each job a folder
+    of its own: it goes on from the newest checkpoint there when no memory has a newer one."""
+    every: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    """Steps between two checkpoints that are written there in the background; empty means that the script writes
+    them."""
+    keep: Annotated[int, Field(ge=1, le=MAX_KEPT)] = 3
+    """So many of those that were written so stay, the newest ones."""
 
 
 class Memory(Model):
@@ -197,6 +211,8 @@ class Memory(Model):
     across: Annotated[str, Field(max_length=63)] | None = None
     """Layer of topology.layers whose domains shall not hold two copies of one checkpoint, or host. Empty means the
     outermost layer. Where there are too few domains it is the next layer within, and the status says so."""
+    disk: MemoryDisk | None = None
+    """Where they are written on a disk as well; empty means where the script says."""
 
 
 _PRESET_NAMES = {preset.value: [layer.name for layer in layers] for preset, layers in PRESETS.items()}

@@ -9,6 +9,7 @@ from typing import Any
 from unbroken.memory.arena import Saved, Skipped, WorkerSlots, arena_of
 from unbroken.memory.background.handover import DiskSettings, Handover
 from unbroken.memory.disk import DcpFolder, Disk, newest_step
+from unbroken.memory.job_disk import KEEP, JobDisk, agreed_job_disk
 from unbroken.memory.place import WorkerInfo, read_every, read_place
 from unbroken.memory.restoring import Restoration, apply
 from unbroken.memory.shard import ShardReader
@@ -27,8 +28,8 @@ class Checkpointer:
     Args:
         every: `save` saves steps that this divides, and skips all others. None: as `spec.memory.every` says, else 1.
         disk: folder with ordinary checkpoints of torch.distributed.checkpoint named `step-N`, to fall back to, or
-            what finds and loads checkpoints of another format (`unbroken.memory.disk.Disk`).
-
+            what finds and loads checkpoints of another format (`unbroken.memory.disk.Disk`). None: as
+            `spec.memory.disk` says, with how often and how many; else there is none.
         disk_every: so many steps after the last one, a checkpoint is written to `disk`, a folder then, in the
             background: an ordinary one of torch.distributed.checkpoint. None: you write them.
         disk_keep: so many of those that were written so stay, the newest ones. Others are never removed.
@@ -42,19 +43,19 @@ class Checkpointer:
         every: int | None = None,
         disk: str | Path | Disk | None = None,
         disk_every: int | None = None,
-        disk_keep: int = 3,
+        disk_keep: int = KEEP,
     ) -> None:
         self._every = _from_one("every", read_every() if every is None else every)
         self._disk = DcpFolder(Path(disk)) if isinstance(disk, str | Path) else disk
         self._handover: Handover | None = None
+        self._is_of_job = disk is None
+        """Whether the job says where the disk is; all ranks agree on it in `load`."""
+        self._job_disk: JobDisk | None = None
         if disk_every is not None:
             if not isinstance(disk, str | Path):
                 raise ValueError(f"disk_every: want a folder in `disk` to write to, got {disk!r}")
-            settings = DiskSettings(
-                Path(disk), _from_one("disk_every", disk_every), _from_one("disk_keep", disk_keep, "checkpoints"),
-                self._every,
-            )  # fmt: skip
-            self._handover = Handover(settings)
+            keep = _from_one("disk_keep", disk_keep, "checkpoints")
+            self._handover = Handover(DiskSettings(Path(disk), _from_one("disk_every", disk_every), keep, self._every))
         self._reader = ShardReader()
         self._place: WorkerInfo | None = None
         self._told: set[str] = set()
@@ -127,7 +128,9 @@ class Checkpointer:
         if not isinstance(state, MutableMapping):
             raise ValueError(f"flush: want a state with its step, or neither, got {type(state).__name__}")
         if self._handover is None:
-            raise ValueError("flush: want `disk_every` in the Checkpointer to write a state")
+            raise ValueError(
+                "flush: want `disk_every` in the Checkpointer, or in the job's spec.memory.disk, and a load"
+            )
         until_s = time.monotonic() + timeout_s
         self._handover.demand(_checked(step))
         failure: Exception | None = None
@@ -181,6 +184,8 @@ class Checkpointer:
         """Return where the state came from, and its step."""
         arena = self._enter()
         place = self._place or read_place()
+        if self._is_of_job:
+            self._take_job_disk()
         if self._handover is not None:
             try:
                 self._handover.begin(place)
@@ -205,6 +210,17 @@ class Checkpointer:
         self._disk.load(state, on_disk)
         _tell_keeper(arena, restoration.load(LoadSource.DISK, step=on_disk))
         return "disk", on_disk
+
+    def _take_job_disk(self) -> None:
+        """Read and write where the job says. A collective of all ranks."""
+        told = agreed_job_disk()
+        if told == self._job_disk:
+            return
+        self._job_disk, self._disk, self._handover = told, None, None
+        if told is not None:
+            self._disk = DcpFolder(told.folder)
+            if told.every is not None:
+                self._handover = Handover(DiskSettings(told.folder, told.every, told.keep, self._every))
 
     def _enter(self) -> WorkerSlots | None:
         place = read_place()

@@ -24,9 +24,11 @@ from tools.browser import Browser, BrowserError, Tab, find_chromium
 
 from unbroken.run.loopback_block import LoopbackBlock
 from unbroken_cli.page_proxy.server import PageAnswer, PageProxy
+from unbroken_core.checkpoints import MemoryStatus
 from unbroken_core.conventions.page_headers import PAGE_HEADERS
 from unbroken_core.layers import Layer
 from unbroken_core.settings import JobSettings, Timeouts
+from unbroken_core.wire import encode
 
 MARKUP = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
 SETTINGS = JobSettings(
@@ -225,6 +227,37 @@ def test_thousands_of_pods_are_told_by_their_domains_and_those_in_trouble_by_nam
         assert tab.look(is_open)
         assert tab.look("document.activeElement === document.querySelector('.domain .domain summary')")
         assert tab.complaints() == []
+        tab.close()
+
+
+def test_page_shows_which_step_is_safe_and_where(browser: Browser) -> None:
+    """Of a job with checkpoints in memory; what it says of them is text, whatever it is."""
+    answer = _large_status(8)
+    told = MemoryStatus(1120, 1110, 1100, 1, "memory", across="across rack", disk_step=1000, disk_every=1000)
+    note = "document.querySelector('.figure:last-child small')?.textContent"
+    with _proxy(lambda: answer) as proxy:
+        tab = browser.open(proxy.link)
+        see(tab, is_state("Training"), "the page")
+        assert "on all ranks" not in tab.look("document.querySelector('.figures').textContent")
+
+        def tell(memory: MemoryStatus, revision: int) -> None:
+            shown = json.loads(encode(memory))
+            answer["status"] = {**answer["status"], "max_step": 1122, "memory": shown, "revision": revision}
+
+        tell(told, 2)
+        see(tab, f"{note}?.includes('on all ranks')", "what is safe")
+        assert tab.look(note) == (
+            "on all ranks, 2 steps ago; step 1,110 protected across rack; step 1,000 on the disk; "
+            "restored last: step 1,100 from memory, 1 step redone"
+        )
+        assert tab.look("document.querySelector('.figure:last-child b').textContent") == "1,120"
+        tell(MemoryStatus(-1, across="across rack", reason=MARKUP, disk_every=5, disk_problem=MARKUP), 3)
+        see(tab, f"{note}?.includes('no checkpoint')", "that none is")
+        assert tab.look(note) == (
+            "no checkpoint is on all ranks yet; none is protected yet, wanted across rack; "
+            f"none on the disk: {MARKUP}; {MARKUP}"
+        )
+        assert tab.look("window.hacked") is None
         tab.close()
 
 

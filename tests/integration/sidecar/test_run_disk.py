@@ -38,14 +38,20 @@ def test_another_job_goes_on_from_the_disk_as_if_nothing_had_been(
 ) -> None:
     """Shards, copies of them, and what all ranks have.
 
-    An exception and a killed worker, each where a step is on its way to the disk; then a new job, without memory.
+    An exception and a killed worker, each where a step is on its way to the disk; then a new job, without memory. The
+    first job says where the disk is, as `spec.memory.disk` does; of the second it is the script.
     """
     # Before anything is set for the others.
     wanted = calm("hsdp")
     disk = tmp_path / "disk"
-    for name, value in (("DISK", str(disk)), ("DISK_EVERY", "4"), ("STATE", "1"), ("STEPS", "9"), ("INSIST", "1")):
+    for name, value in (("STATE", "1"), ("STEPS", "9"), ("INSIST", "1")):
         monkeypatch.setenv(f"TEST_{name}", value)
-    train(start_job, tmp_path / "broken", "hsdp", "raise:0:1:3", "kill:1:2:5")
+    with monkeypatch.context() as patch:
+        patch.setenv("UNBROKEN_MEMORY_DISK", str(disk))
+        patch.setenv("UNBROKEN_MEMORY_DISK_EVERY", "4")
+        train(start_job, tmp_path / "broken", "hsdp", "raise:0:1:3", "kill:1:2:5")
+    monkeypatch.setenv("TEST_DISK", str(disk))
+    monkeypatch.setenv("TEST_DISK_EVERY", "4")
     lines = [line.split() for line in (tmp_path / "broken" / "states").read_text().splitlines()]
     saved = {int(step): digest for _, what, step, digest in lines if what == "saved"}
     found = steps_on_disk(disk)

@@ -18,13 +18,11 @@ ALERTS = [rule for rule in RULES if "alert" in rule]
 
 
 def metric_names() -> set[str]:
-    """Return the names that docs/metrics.md has, with those of the parts of a histogram."""
+    """Return the names that docs/metrics.md has, with those of the parts of histograms and summaries."""
     lines = (ROOT / "docs" / "metrics.md").read_text().splitlines()
     found = [match for line in lines if (match := re.match(r"\| `(unbroken_\w+)` \| (\w+)", line))]
-    histograms = {match[1] for match in found if match[2] == "histogram"}
-    return {match[1] for match in found} | {
-        f"{name}_{part}" for name in histograms for part in ("sum", "count", "bucket")
-    }
+    parts = {"histogram": ("sum", "count", "bucket"), "summary": ("sum", "count")}
+    return {match[1] for match in found} | {f"{match[1]}_{part}" for match in found for part in parts.get(match[2], ())}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=[rule.get("alert") or rule["record"] for rule in RULES])

@@ -24,6 +24,8 @@ from .test_operator_unschedulable import wants
 
 JsonObject = dict[str, Any]
 MEMORY: JsonObject = {"sizeLimit": "4Gi"}
+DISK: JsonObject = {"directory": "/data/run", "every": 1000}
+CLAIM: JsonObject = {"persistentVolumeClaim": {"claimName": "c"}}
 STATE = {"name": "unbroken-state", "mountPath": "/var/lib/unbroken-state"}
 
 
@@ -67,6 +69,13 @@ def test_agent_and_workers_know_the_limit_in_bytes_and_workers_the_steps() -> No
     assert memory_of("trainer") == {**limit, "UNBROKEN_MEMORY_EVERY": "20"}
     pod = pod_of(memory=MEMORY)
     assert memory_of("trainer") == limit
+    pod = pod_of(memory={**MEMORY, "disk": {"directory": "/data/$(X)"}}, template=mounted("/data", CLAIM))
+    disk = {"UNBROKEN_MEMORY_DISK": "/data/$$(X)", "UNBROKEN_MEMORY_DISK_KEEP": "3"}
+    assert memory_of("trainer") == {**limit, **disk}
+    assert memory_of("unbroken-agent") == {**place, **limit}
+    pod = pod_of(memory={**MEMORY, "disk": {**DISK, "keep": 5}}, template=mounted("/data", CLAIM))
+    disk = {"UNBROKEN_MEMORY_DISK": "/data/run", "UNBROKEN_MEMORY_DISK_KEEP": "5", "UNBROKEN_MEMORY_DISK_EVERY": "1000"}
+    assert memory_of("trainer") == {**limit, **disk}
 
 
 def test_keepers_of_a_job_may_reach_each_other() -> None:
@@ -195,6 +204,11 @@ def test_pods_are_old_once_memory_is_asked_for_or_changed() -> None:
         digest(memory={**MEMORY, "every": 2}),
     }
     assert len(found) == 4
+    disks = ({"directory": "/data/a"}, DISK, {**DISK, "every": 2000}, {**DISK, "keep": 4})
+    of_disks = {digest(memory={**MEMORY, "disk": one}, template=mounted("/data", CLAIM)) for one in disks}
+    assert len(of_disks) == 4
+    usual = {"directory": "/data/a", "keep": 3}
+    assert digest(memory={**MEMORY, "disk": usual}, template=mounted("/data", CLAIM)) in of_disks
 
 
 @pytest.mark.parametrize(
@@ -246,19 +260,82 @@ def test_a_size_out_of_bounds_is_refused_by_operator_webhook_and_schema(value: s
         pytest.param({"sizeLimit": "4Gi", "every": 0}, id="every 0"),
         pytest.param({"sizeLimit": "4Gi", "every": "2"}, id="every in words"),
         pytest.param({"sizeLimit": "4Gi", "replicas": 4}, id="too many copies"),
+        pytest.param({"sizeLimit": "4Gi", "disk": {}}, id="no folder"),
+        pytest.param({"sizeLimit": "4Gi", "disk": {"directory": "data/run"}}, id="a relative folder"),
+        pytest.param({"sizeLimit": "4Gi", "disk": {"directory": f"/data/{'x' * 4096}"}}, id="a long folder"),
+        pytest.param({"sizeLimit": "4Gi", "disk": {**DISK, "every": 0}}, id="every 0 to the disk"),
+        pytest.param({"sizeLimit": "4Gi", "disk": {**DISK, "keep": 0}}, id="none stays"),
+        pytest.param({"sizeLimit": "4Gi", "disk": {**DISK, "keep": 1001}}, id="too many stay"),
+        pytest.param({"sizeLimit": "4Gi", "disk": {**DISK, "path": "/data"}}, id="an unknown field"),
     ],
 )
 def test_what_is_no_memory_is_refused(memory: JsonObject) -> None:
-    assert isinstance(admit(a_job(memory=memory)), InvalidSpec)
+    assert isinstance(admit(a_job(memory=memory, template=mounted("/data", CLAIM))), InvalidSpec)
 
 
 OURS = "unbroken-state is the operator's in a job with spec.memory: rename yours"
 PLACE = "/var/lib/unbroken-state is where the operator mounts the checkpoints of a job with spec.memory: mount yours"
 
 
-def mounted(path: str) -> JsonObject:
+def mounted(path: str, kind: JsonObject | None = None, **mount: Any) -> JsonObject:
     """Return a template whose trainer mounts a volume of its own there."""
-    return template({"volumes": [{"name": "v", "emptyDir": {}}]}, volumeMounts=[{"name": "v", "mountPath": path}])
+    volume = {"name": "v", **({"emptyDir": {}} if kind is None else kind)}
+    return template({"volumes": [volume]}, volumeMounts=[{"name": "v", "mountPath": path, **mount}])
+
+
+def inner(template: JsonObject, path: str) -> JsonObject:
+    """Return a template that mounts an emptyDir there as well."""
+    (container,) = template["spec"]["containers"]
+    mounts = [*container["volumeMounts"], {"name": "w", "mountPath": path}]
+    volumes = [*template["spec"]["volumes"], {"name": "w", "emptyDir": {}}]
+    return {"spec": {"containers": [{**container, "volumeMounts": mounts}], "volumes": volumes}}
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        pytest.param(mounted("/data", CLAIM), id="below"),
+        pytest.param(mounted("/data/run", CLAIM), id="the mount itself"),
+        pytest.param(mounted("/data/", CLAIM), id="with a slash"),
+        pytest.param(mounted("/", CLAIM), id="everything"),
+        pytest.param(inner(mounted("/data", CLAIM), "/data/cache"), id="beside another one"),
+    ],
+)
+def test_checkpoints_go_to_a_volume_of_the_template(template: JsonObject) -> None:
+    job = a_job(memory={**MEMORY, "disk": DISK}, template=template)
+    assert isinstance(admit(job), ValidSpec)
+    assert refused_by_cel(job["spec"]) == []
+
+
+WANTED = "spec.memory.disk.directory: want a folder on a volume that the template's first container mounts"
+
+
+@pytest.mark.parametrize(
+    ("directory", "template", "message", "is_seen_by_schema"),
+    [
+        pytest.param("/data/run", template(), ", got '/data/run'", True, id="no volume"),
+        pytest.param("/database", mounted("/data", CLAIM), ", got '/database'", True, id="another folder"),
+        pytest.param("/" + "x" * 100, template(), f", got '/{'x' * 76}...'", True, id="a long name"),
+        pytest.param("/data/../run", mounted("/data", CLAIM), ", got '/data/../run'", False, id="away again"),
+        pytest.param("/var/lib/unbroken-state/x", mounted("/var/lib", CLAIM), ", got '/var/lib/unbroken-state/x'",
+            False, id="in the memory"),
+        pytest.param("/data/run", mounted("/data", CLAIM, readOnly=True),
+            ", got '/data/run', where v is mounted readOnly", False, id="read only"),
+        pytest.param("/data/run", mounted("/data"),
+            " and that outlives the pod, got '/data/run', where v is an emptyDir", False, id="a folder of the pod"),
+        pytest.param("/data/run", inner(mounted("/data", CLAIM), "/data/run"),
+            " and that outlives the pod, got '/data/run', where w is an emptyDir", False, id="the inner mount"),
+    ],
+)  # fmt: skip
+def test_checkpoints_that_would_end_with_the_pod_are_refused(
+    directory: str, template: JsonObject, message: str, is_seen_by_schema: bool
+) -> None:
+    job = a_job(memory={**MEMORY, "disk": {"directory": directory}}, template=template)
+    verdict = admit(job)
+    assert isinstance(verdict, InvalidSpec)
+    assert verdict.violations == (WANTED + message,)
+    assert answer(a_review(job), ()).refused == verdict
+    assert len(refused_by_cel(job["spec"])) == is_seen_by_schema
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 // Asks for the status for as long as the page is looked at, and shows it. Reads; changes nothing.
 
 import { h, render } from './dom.js';
-import { digest, emptyMemory } from './model.js';
+import { digest, emptyMemory, safetyOf } from './model.js';
 import { timeline } from './timeline.js';
 import { topology } from './topology.js';
 import { clock, count, many, moment } from './words.js';
@@ -71,7 +71,14 @@ function figures() {
     figure('ETTR', perCent, status.term > 1 ? `of the time since ${since} was progress` : 'of the time was progress'),
     figure('recoveries', count(restarts), causes.length > 0 ? causes.slice(0, 3).join(', ') : `none since ${since}`),
     status.max_step >= 0 ? figure('step', count(status.max_step), `iteration ${status.iteration}`) : figure('iteration', status.iteration < 0 ? '\u2013' : count(status.iteration), 'the script reports no steps'),
+    checkpoint(status),
   );
+}
+
+function checkpoint(status) {
+  const safety = safetyOf(status);
+  if (safety === null) return null;
+  return figure('checkpoint', safety.step < 0 ? '\u2013' : count(safety.step), safety.notes.join('; '), safety.isWarning ? 'warn' : '');
 }
 
 function figure(name, value, note, kind = '') {

@@ -1,6 +1,6 @@
 // From what the rendezvous says to what is shown. Pure: no document, no clock, no network.
 
-import { KINDS, TROUBLE } from './words.js';
+import { KINDS, TROUBLE, count as number, many } from './words.js';
 
 const SEVERITY = new Map(KINDS.map((kind, index) => [kind, index]));
 const MAX_KEPT = 60;
@@ -54,6 +54,26 @@ export function stateOf(status) {
     failed: { kind: 'lost', word: 'Failed' },
   };
   return states[status.phase] ?? { kind: 'unheard', word: status.phase };
+}
+
+/** Return {step, notes, isWarning}: what is safe of a job with checkpoints in memory; null for a job without them. */
+export function safetyOf(status) {
+  const memory = status.memory ?? null;
+  if (memory === null) return null;
+  const { across = '', source = '', disk_every: diskEvery = 0, disk_step: diskStep = -1, disk_problem: diskProblem = '' } = memory;
+  const step = memory.complete_step;
+  const protectedStep = memory.protected_step ?? -1;
+  const isAsAsked = across.startsWith('across ');
+  const notes = [step < 0 ? 'no checkpoint is on all ranks yet' : `on all ranks, ${ago(step, status.max_step)}`];
+  if (across) notes.push(protectedStep < 0 ? `none is protected${isAsAsked ? ' yet, wanted ' : ': '}${across}` : `step ${number(protectedStep)} protected${isAsAsked ? ' ' : ', '}${across}`);
+  if (diskEvery > 0) notes.push(`${diskStep < 0 ? 'none' : `step ${number(diskStep)}`} on the disk${diskProblem ? `: ${diskProblem}` : ''}`);
+  if (source === 'memory' || source === 'disk') notes.push(`restored last: step ${number(memory.restored_step)} from ${source}, ${many(memory.steps_redone, 'step')} redone`);
+  if (memory.reason) notes.push(memory.reason);
+  return { step, notes, isWarning: step < 0 || (across !== '' && protectedStep < 0) || diskProblem !== '' };
+}
+
+function ago(step, maxStep) {
+  return maxStep > step ? `${many(maxStep - step, 'step')} ago` : 'the newest step';
 }
 
 function remember(answer, memory, now) {

@@ -147,9 +147,7 @@ def _with_launcher(container: Manifest, spec: Spec, settings: JobSettings, drain
     if spec.logs is not None:
         ours.append(variable("UNBROKEN_LOG_DIR", spec.logs.directory))
     ours += _watch_variables(spec)
-    ours += _memory_variables(spec)
-    if spec.memory is not None and spec.memory.every is not None:
-        ours.append(variable("UNBROKEN_MEMORY_EVERY", str(spec.memory.every)))
+    ours += [*_memory_variables(spec), *_checkpoint_variables(spec)]
     mounts = [
         {"name": layout.LIB_VOLUME, "mountPath": layout.LIB_PATH, "readOnly": True},
         {"name": layout.RUN_VOLUME, "mountPath": layout.RUN_PATH},
@@ -254,6 +252,22 @@ def _memory_variables(spec: Spec) -> list[Manifest]:
     if spec.memory is None:
         return []
     return [variable("UNBROKEN_MEMORY_LIMIT", str(size_bytes(spec.memory.size_limit)))]
+
+
+def _checkpoint_variables(spec: Spec) -> list[Manifest]:
+    """Return what holds where the script does not say it."""
+    memory = spec.memory
+    if memory is None:
+        return []
+    disk = memory.disk
+    wanted = {
+        "UNBROKEN_MEMORY_EVERY": memory.every,
+        # A pair of $ is one: the kubelet replaces $(NAME).
+        "UNBROKEN_MEMORY_DISK": None if disk is None else disk.directory.replace("$(", "$$("),
+        "UNBROKEN_MEMORY_DISK_EVERY": None if disk is None else disk.every,
+        "UNBROKEN_MEMORY_DISK_KEEP": None if disk is None else disk.keep,
+    }
+    return [variable(name, str(value)) for name, value in wanted.items() if value is not None]
 
 
 def _keeper_variables(spec: Spec) -> list[Manifest]:

@@ -220,7 +220,7 @@ def test_half_a_demand_is_refused_before_any_rank_waits(world: World, arguments:
 
 def test_a_checkpointer_that_writes_nothing_in_the_background_does_not_claim_to(tmp_path: Path) -> None:
     assert Checkpointer(disk=tmp_path).flush()
-    with pytest.raises(ValueError, match="flush: want `disk_every` in the Checkpointer to write a state"):
+    with pytest.raises(ValueError, match="flush: want `disk_every` in the Checkpointer, or in the job"):
         Checkpointer(disk=tmp_path).flush(STATE, 7)
 
 
