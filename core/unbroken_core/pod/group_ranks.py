@@ -28,13 +28,13 @@ def rank_text(ranks: Iterable[int]) -> str:
 
 def rank_runs(text: str) -> tuple[range, ...]:
     """Return the ranks that a text names; () for "" and for what is no such text. It comes from a job."""
-    runs = []
+    runs: list[range] = []
     for part in text.split(","):
         found = _PART.fullmatch(part)
         if found is None:
             return ()
         first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
-        if step < 1 or last < first:
+        if step < 1 or last < first or (runs and first <= runs[-1][-1]):
             return ()
         runs.append(range(first, last + 1, step))
     return tuple(runs)

@@ -28,6 +28,7 @@ _MAX_PENDING = 4
 """Different collectives of one group in which ranks are, the most frequent ones first."""
 _MAX_NOTED = 64
 """Collectives of one kind that are returned, those of the largest groups first: a pod can make up thousands."""
+_NEEDS_ALL = ("all_", "allreduce", "allgather", "alltoall", "_all", "barrier", "reduce_scatter", "_reduce_scatter")
 _OUTSIDE = (Doing.OWN_CODE, Doing.DATA_LOADER, Doing.IO, Doing.FROZEN)
 
 
@@ -41,8 +42,8 @@ class Collective(NamedTuple):
     """Who has begun which, by the name of the operation; the most frequent one first, ranks ascending."""
     inside: tuple[int, ...]
     """Who waits in it, ascending."""
-    num_ended: int = 0
-    """Members for which it has ended."""
+    ended: tuple[int, ...] = ()
+    """Members for which it has ended, as they say; ascending."""
 
     @property
     def name(self) -> str:
@@ -125,6 +126,22 @@ class _Graph:
                     left += fresh
         return found
 
+    def in_circles(self, ranks: set[int]) -> set[int]:
+        """Return who of these ranks waits in a circle of them, or for one that does, whoever else is waited for."""
+        num_left = {id(gap): sum(rank in ranks for rank in gap.behind) for gap in self.gaps}
+        num_gaps = Counter(rank for gap in self.gaps if num_left[id(gap)] for rank in gap.waiting if rank in ranks)
+        found = set(ranks)
+        left = [rank for rank in ranks if not num_gaps[rank]]
+        while left:
+            rank = left.pop()
+            found.discard(rank)
+            for gap in self.gaps_by_behind.get(rank, ()):
+                num_left[id(gap)] -= 1
+                if not num_left[id(gap)]:
+                    num_gaps.subtract(each for each in gap.waiting if each in found)
+                    left += [each for each in gap.waiting if each in found and not num_gaps[each]]
+        return found
+
 
 def find_waits(world: Mapping[int, Activity | None]) -> Waits:
     """Return what the chains of waiting end at; `world` has every active rank, with None for who has not answered."""
@@ -134,7 +151,9 @@ def find_waits(world: Mapping[int, Activity | None]) -> Waits:
     for (name, _ranks), group in _groups(world).items():
         for number in _pending(group):
             gap, unknown = _gap(name, number, group, world)
-            is_whole = bool(group.runs) and group.is_believed and not unknown
+            is_known = bool(group.runs) and group.is_believed and not unknown
+            # What has ended for one that needs something of all, has been begun by all.
+            is_whole = is_known or (bool(gap.collective.ended) and gap.collective.name.startswith(_NEEDS_ALL))
             unread |= unknown
             if len(gap.collective.names) > 1:
                 mismatched.append(gap.collective)
@@ -146,8 +165,7 @@ def find_waits(world: Mapping[int, Activity | None]) -> Waits:
                 graph.blocked.update(gap.waiting)
     waited_for = set(graph.gaps_by_behind)
     roots = {rank for rank in waited_for - graph.waiters - graph.blocked if not _is_inside(world.get(rank))}
-    ends = (waited_for - graph.waiters) | graph.blocked
-    circle = graph.waiters - graph.who_reaches(ends) - graph.blocked
+    circle = graph.in_circles({rank for rank in graph.waiters if _is_seen_waiting(world.get(rank))})
     return Waits(
         tuple(sorted(roots)),
         frozenset(graph.who_reaches(roots)),
@@ -160,12 +178,17 @@ def find_waits(world: Mapping[int, Activity | None]) -> Waits:
 
 
 def _largest(collectives: list[Collective]) -> tuple[Collective, ...]:
-    return tuple(sorted(collectives, key=lambda each: -len(each.inside) - each.num_ended)[:_MAX_NOTED])
+    return tuple(sorted(collectives, key=lambda each: -len(each.inside) - len(each.ended))[:_MAX_NOTED])
 
 
 def is_read(activity: Activity | None) -> bool:
     """Return whether a rank has said how far it is in all of its groups."""
     return activity is not None and 0 < activity.num_groups == len(activity.groups)
+
+
+def _is_seen_waiting(activity: Activity | None) -> bool:
+    """Return whether its stack says that it waits: it may have begun a collective, and be stuck elsewhere."""
+    return activity is not None and activity.doing in (Doing.COLLECTIVE, Doing.WAITING)
 
 
 def _is_inside(activity: Activity | None) -> bool:
@@ -186,6 +209,8 @@ def _groups(world: Mapping[int, Activity | None]) -> dict[tuple[str, str], _Grou
                 group = found[key] = _Group(rank_runs(state.members))
             if group.runs and not any(rank in run for run in group.runs):
                 continue  # Its numbers are not the job's, as in a world of its own.
+            if rank in group.states:
+                continue  # It is said twice.
             group.states[rank] = state
             # Who runs its own code waits in no collective that it has begun.
             if activity is not None and state.pending >= 0 and activity.doing not in _OUTSIDE:
@@ -221,8 +246,8 @@ def _collective(name: str, number: int, group: _Group) -> Collective:
             ranks_by_name.setdefault(what, []).append(rank)
     ordered = sorted(ranks_by_name.items(), key=lambda item: (-len(item[1]), item[0]))
     names = {what: tuple(sorted(ranks)) for what, ranks in ordered}
-    num_ended = sum(_has_ended(state, number) for state in group.states.values())
-    return Collective(name, number, names, tuple(sorted(group.pending[number])), num_ended)
+    ended = sorted(rank for rank, state in group.states.items() if _has_ended(state, number))
+    return Collective(name, number, names, tuple(sorted(group.pending[number])), tuple(ended))
 
 
 def _has_ended(state: GroupState, number: int) -> bool:

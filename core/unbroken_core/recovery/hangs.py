@@ -77,12 +77,12 @@ def _by_collectives(ranks: Sequence[Witness], waits: Waits, soft_s: float) -> Ha
     if not late.isdisjoint(waits.circle):
         return HangVerdict((), _circle_text(waits))
     for collective in waits.complete:
-        if not collective.num_ended:
-            continue
-        inside = late.intersection(collective.inside)
-        behind = [witness for witness in ranks if witness.rank in inside]
+        inside = late.intersection(collective.inside) if collective.ended else ()
+        behind = [witness for witness in ranks if witness.rank in inside] if inside else []
         if _is_minority(ranks, behind):
-            return HangVerdict(tuple(witness.rank for witness in behind), _left_behind_text(collective, behind))
+            is_named = _is_left_behind(ranks, behind, collective)
+            named = tuple(witness.rank for witness in behind) if is_named else ()
+            return HangVerdict(named, _left_behind_text(collective, behind))
     return None
 
 
@@ -102,6 +102,13 @@ def _by_stacks(ranks: Sequence[Witness], waits: Waits, soft_s: float) -> HangVer
     if late:
         return HangVerdict(tuple(witness.rank for witness in late), _late_text(ranks, late))
     return HangVerdict((), f"rank not known: {_listed(ranks, soft_s)}")
+
+
+def _is_left_behind(ranks: Sequence[Witness], behind: Sequence[Witness], collective: Collective) -> bool:
+    """Return whether their own pods say that it ended, or several others: one pod could say so of a neighbour's."""
+    pods, ended = {witness.pod_uid for witness in behind}, frozenset(collective.ended)
+    tellers = {witness.pod_uid for witness in ranks if witness.rank in ended}
+    return not tellers.isdisjoint(pods) or len(tellers) > 1
 
 
 def _is_long(ranks: Sequence[Witness], inside: Sequence[int], soft_s: float) -> bool:
@@ -217,11 +224,10 @@ def _circle_text(waits: Waits) -> str:
 
 
 def _left_behind_text(collective: Collective, behind: Sequence[Witness]) -> str:
-    who = _numbers([witness.rank for witness in behind])
-    return (
-        f"{who} waited for {max(map(_idle_s, behind)):.0f} s in {_collective(collective)}, which has ended for "
-        f"{collective.num_ended} others: look at the links there"
-    )
+    who, num = _numbers([witness.rank for witness in behind]), len(collective.ended)
+    others = "1 other" if num == 1 else f"{num} others"
+    waited = f"{who} waited for {max(map(_idle_s, behind)):.0f} s in {_collective(collective)}"
+    return f"{waited}, which has ended for {others}: look at the links there"
 
 
 def _links_text(stuck: Sequence[Collective]) -> str:

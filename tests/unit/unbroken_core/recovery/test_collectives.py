@@ -170,6 +170,17 @@ def test_operation_that_has_ended_for_the_one_that_took_another_is_still_compare
     )
 
 
+def test_one_pod_cannot_say_of_a_neighbour_that_it_is_left_behind() -> None:
+    waits = replace(WAITS, groups=(GroupState("0", "0-1", 9, 9, "all_reduce"),), num_groups=1)
+    ended = replace(WAITS, groups=(GroupState("0", "0-1", 10, 10, "all_reduce", ("all_reduce",) * 2),), num_groups=1)
+    world = [Witness(rank, f"p{rank}", each) for rank, each in enumerate([waits, ended, LOADS, LOADS])]
+    assert judge(world, SOFT_S) == HangVerdict(
+        (),
+        "rank 0 waited for 62 s in all_reduce (collective 9 of group '0'), which has ended for 1 other: "
+        "look at the links there",
+    )
+
+
 def test_point_to_point_is_left_to_the_stacks() -> None:
     # Nobody records it: rank 2 receives from rank 3, which stands in its own code; the others wait for rank 2.
     at_40 = GroupState("0", "0-2", 40, 40, "all_reduce", ())
@@ -293,6 +304,8 @@ def test_ranks_of_a_group_are_a_short_text(ranks: list[int] | range, text: str) 
     assert [rank for run in rank_runs(text) for rank in run] == (list(ranks) if text else [])
 
 
-@pytest.mark.parametrize("text", ["", "x", "1-", "3-1", "0-9:0", "-1", "1,,2", "99999999", "0-1:1:1"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "1-", "3-1", "0-9:0", "-1", "1,,2", "99999999", "0-1:1:1", "4-7,0-3", "0-3,3-5"]
+)
 def test_text_that_names_no_ranks_names_none(text: str) -> None:
     assert rank_runs(text) == ()
