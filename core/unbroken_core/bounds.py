@@ -53,6 +53,15 @@ MAX_PATH = 5000
 MAX_PLACE = 100
 """Of a call, or a place in a script, as people read it."""
 
+MAX_GROUPS = 16
+"""Process groups of which a worker says how far it is."""
+MAX_GROUP_TEXT = 256
+"""Of the ranks of one."""
+MAX_LAST = 4
+"""Names of the last collectives of one."""
+MAX_OPERATION = 48
+"""Of such a name."""
+
 Leaf = Union["Number", "Text"]
 
 
@@ -222,6 +231,13 @@ BOUNDS: dict[str, Bound] = {
     "ping_s": Number(-1, MAX_SECONDS),
     "sequence": _INDEX,
     "num_groups": _COUNT,
+    "groups": Items(MAX_GROUPS),
+    "GroupState.name": Text(64),
+    "members": Text(MAX_GROUP_TEXT),
+    "begun": _COUNT,
+    "pending": _INDEX,
+    "GroupState.what": Text(MAX_OPERATION),
+    "last": Items(MAX_LAST, Text(MAX_OPERATION)),
     "Activity.stack": Items(24, Text(300)),
     "MainThread.stack": Items(64, Text(300)),
     "error": _SENTENCE,

@@ -47,6 +47,23 @@ class Fault:
 
 
 @dataclass(frozen=True)
+class GroupState:
+    """How far a worker is in one process group, as torch's flight recorder has it."""
+
+    name: str
+    members: str
+    """Ranks of the group: "0-7", "3-1019:8" (`pod.group_ranks`); "" where they are too many runs."""
+    begun: int
+    """Collectives that the worker has begun in it."""
+    pending: int = -1
+    """The oldest of them that has not ended; -1: none, or not known."""
+    what: str = ""
+    """Name of that one, with type and size where all ranks must have the same."""
+    last: tuple[str, ...] = ()
+    """Names of the last ones, the newest last."""
+
+
+@dataclass(frozen=True)
 class Activity:
     """What a worker did when its iteration was ended for a hang, as its agent sees it."""
 
@@ -64,6 +81,8 @@ class Activity:
     """Process groups that it is in; 0: not known."""
     stack: tuple[str, ...] = ()
     """Python frames, innermost last, unless it waits for others."""
+    groups: tuple[GroupState, ...] = ()
+    """How far it is in its groups; fewer than `num_groups` where that is not known of all."""
 
 
 @dataclass(frozen=True)

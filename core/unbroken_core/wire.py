@@ -43,7 +43,7 @@ def _parts(message: object) -> dict[str, Any]:
 
 _USUAL: dict[type, dict[str, Any]] = {
     kind: {field.name: field.default for field in fields(kind) if field.default is not MISSING}
-    for kind in (messages.WorkerState, messages.Fault, messages.Activity)
+    for kind in (messages.WorkerState, messages.Fault, messages.Activity, messages.GroupState)
 }
 _USUAL[Layer] = {"name": "", "label": ""}
 """The layers of a script have neither; all else is always written.

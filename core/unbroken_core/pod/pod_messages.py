@@ -12,7 +12,7 @@ from typing import Union
 
 from unbroken_core.checkpoints import Restore
 from unbroken_core.findings import Health
-from unbroken_core.messages import Answer, Fault, Halt, Halted, Policy, Question
+from unbroken_core.messages import Answer, Fault, GroupState, Halt, Halted, Policy, Question
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
 
 UNKNOWN_EXIT = 256
@@ -82,7 +82,8 @@ class MainThread:
     """Whether this answers Leave, not Look."""
     sequence: int = -1
     num_groups: int = 0
-    """Both as in Activity."""
+    groups: tuple[GroupState, ...] = ()
+    """All three as in Activity."""
 
 
 @dataclass(frozen=True)

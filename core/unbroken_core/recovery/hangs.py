@@ -6,8 +6,15 @@ reported. So nobody is named by a report. Named is who was outside of any collec
 - without progress itself, as far as it pings,
 - while most *other pods* waited for half of the soft timeout: no pod can make another one the culprit.
 
-Where all wait in one group, named is who came fewer times, or waits in another collective than all others. In all other
-cases the rank is not known: a wrong name costs a healthy process, and taints a healthy node.
+Where ranks say how far they are in their groups, the graph of who waits for whom (collectives.py) comes first:
+
+    most other pods wait, also through others, for who is stuck outside     these are named
+    ranks began different collectives, or wait in a circle                  the script's mistake: nobody is named
+    a collective ended for all but a few                                    these are named, and their links
+    all have begun it, and it does not end                                  nobody is named: look at the links
+
+Without it, where all wait in one group, named is who came fewer times, or waits in another collective than all others.
+In all other cases the rank is not known: a wrong name costs a healthy process, and taints a healthy node.
 """
 
 from collections import Counter
@@ -16,9 +23,12 @@ from typing import NamedTuple
 
 from unbroken_core.messages import Activity
 from unbroken_core.reasons import Doing
+from unbroken_core.recovery.collectives import Collective, Gap, Waits, find_waits
 
 MAX_GROUPS = 8
 """Groups of ranks with one activity that a sentence lists."""
+MAX_COLLECTIVES = 4
+"""Collectives in it."""
 MAX_RANGES = 12
 """Numbers, or ranges of them, in one of these groups."""
 
@@ -47,13 +57,64 @@ class HangVerdict(NamedTuple):
 def judge(witnesses: Sequence[Witness], soft_s: float) -> HangVerdict:
     """Return who hangs; `witnesses` are all ranks of the world, in any order."""
     ranks = sorted(witnesses, key=lambda witness: witness.rank)
-    outside = _waited_for(ranks, [witness for witness in ranks if _is_stuck_outside(witness, soft_s)], soft_s)
+    waits = find_waits({witness.rank: witness.activity for witness in ranks})
+    verdict = _by_collectives(ranks, waits, soft_s) or _by_stacks(ranks, waits, soft_s)
+    return verdict._replace(text=f"{verdict.text}{_unread_text(waits)}")
+
+
+def _by_collectives(ranks: Sequence[Witness], waits: Waits, soft_s: float) -> HangVerdict | None:
+    """Return what the graph of who waits for whom says; None where it says nothing, or links are all that is left."""
+    late = {witness.rank for witness in ranks if witness.activity is not None and witness.activity.idle_s >= soft_s / 2}
+    roots = [witness for witness in ranks if witness.rank in waits.roots and _is_stuck_outside(witness, soft_s)]
+    waiting = waits.waiting & late
+    outside = _waited_for(ranks, roots, [witness for witness in ranks if witness.rank in waiting])
+    if outside:
+        named = tuple(witness.rank for witness in outside)
+        return HangVerdict(named, f"{_outside_text(ranks, outside, soft_s)}{_gaps_text(waits.gaps, named)}")
+    for collective in waits.mismatched:
+        if not late.isdisjoint(collective.inside):
+            return HangVerdict((), _mismatch_text(collective))
+    if not late.isdisjoint(waits.circle):
+        return HangVerdict((), _circle_text(waits))
+    for collective in waits.complete:
+        inside = late.intersection(collective.inside) if collective.ended else ()
+        behind = [witness for witness in ranks if witness.rank in inside] if inside else []
+        if _is_minority(ranks, behind):
+            is_named = _is_left_behind(ranks, behind, collective)
+            named = tuple(witness.rank for witness in behind) if is_named else ()
+            return HangVerdict(named, _left_behind_text(collective, behind))
+    return None
+
+
+def _by_stacks(ranks: Sequence[Witness], waits: Waits, soft_s: float) -> HangVerdict:
+    """Return what is said by where the main threads stood."""
+    in_complete = {rank for collective in waits.complete for rank in collective.inside}
+    waiting = [witness for witness in ranks if _waits(witness, soft_s) and witness.rank not in in_complete]
+    outside = _waited_for(ranks, [witness for witness in ranks if _is_stuck_outside(witness, soft_s)], waiting)
     if outside:
         return HangVerdict(tuple(witness.rank for witness in outside), _outside_text(ranks, outside, soft_s))
+    if any(witness.activity is not None and witness.activity.groups for witness in ranks):
+        stuck = [each for each in waits.complete if _is_long(ranks, each.inside, soft_s)]
+        return HangVerdict(
+            (), _links_text(stuck) if stuck else f"rank not known: {_listed(ranks, soft_s)}{_gaps_text(waits.gaps)}"
+        )
     late = _latecomers(ranks, soft_s)
     if late:
         return HangVerdict(tuple(witness.rank for witness in late), _late_text(ranks, late))
     return HangVerdict((), f"rank not known: {_listed(ranks, soft_s)}")
+
+
+def _is_left_behind(ranks: Sequence[Witness], behind: Sequence[Witness], collective: Collective) -> bool:
+    """Return whether their own pods say that it ended, or several others: one pod could say so of a neighbour's."""
+    pods, ended = {witness.pod_uid for witness in behind}, frozenset(collective.ended)
+    tellers = {witness.pod_uid for witness in ranks if witness.rank in ended}
+    return not tellers.isdisjoint(pods) or len(tellers) > 1
+
+
+def _is_long(ranks: Sequence[Witness], inside: Sequence[int], soft_s: float) -> bool:
+    """Return whether one of these ranks has waited for half of the soft timeout."""
+    who = frozenset(inside)
+    return any(witness.rank in who and _idle_s(witness) >= soft_s / 2 for witness in ranks)
 
 
 def _waits(witness: Witness, soft_s: float) -> bool:
@@ -68,10 +129,9 @@ def _is_stuck_outside(witness: Witness, soft_s: float) -> bool:
     return activity.ping_s < 0 or activity.ping_s >= soft_s / 2
 
 
-def _waited_for(ranks: Sequence[Witness], outside: Sequence[Witness], soft_s: float) -> list[Witness]:
+def _waited_for(ranks: Sequence[Witness], outside: Sequence[Witness], waiting: Sequence[Witness]) -> list[Witness]:
     """Return those for whom most pods but their own wait; in a job of one pod, most ranks but them."""
     pods = {witness.pod_uid for witness in ranks}
-    waiting = [witness for witness in ranks if _waits(witness, soft_s)]
     if len(pods) == 1:
         # A world of one rank has nobody who could wait.
         return list(outside) if len(ranks) == 1 or 2 * len(waiting) > len(ranks) - 1 else []
@@ -92,10 +152,12 @@ def _latecomers(ranks: Sequence[Witness], soft_s: float) -> list[Witness]:
     if not behind:
         usual, _count = Counter(activity.what for activity in activities).most_common(1)[0]
         behind = [witness for witness in ranks if witness.activity is not None and witness.activity.what != usual]
-    pods = {witness.pod_uid for witness in ranks}
-    accused = {witness.pod_uid for witness in behind}
-    is_minority = 2 * len(behind) < len(ranks) and (2 * len(accused) < len(pods) or len(pods) == 1)
-    return behind if is_minority else []
+    return behind if _is_minority(ranks, behind) else []
+
+
+def _is_minority(ranks: Sequence[Witness], accused: Sequence[Witness]) -> bool:
+    pods, of_accused = {witness.pod_uid for witness in ranks}, {witness.pod_uid for witness in accused}
+    return 0 < 2 * len(accused) < len(ranks) and (2 * len(of_accused) < len(pods) or len(pods) == 1)
 
 
 # ----------------------------------------------------------------------------------------------------------- sentences
@@ -131,6 +193,55 @@ def _late_text(ranks: Sequence[Witness], late: Sequence[Witness]) -> str:
 
     age_s = max(map(_idle_s, ranks))
     return f"{_grouped(late, waited)}, while {_grouped(others, waited)}, for {age_s:.0f} s"
+
+
+def _gaps_text(gaps: Sequence[Gap], named: Sequence[int] = ()) -> str:
+    """Return who waits for whom, first for those that are named."""
+    who = frozenset(named)
+    ordered = sorted(gaps, key=lambda gap: (who.isdisjoint(gap.behind), len(gap.behind)))
+    parts = [_gap_text(gap) for gap in ordered[:MAX_COLLECTIVES]]
+    more = f", {len(gaps) - len(parts)} more" if len(gaps) > len(parts) else ""
+    return f"; {', '.join(parts)}{more}" if parts else ""
+
+
+def _gap_text(gap: Gap) -> str:
+    inside = gap.collective.inside
+    verb = "waits" if len(inside) == 1 else "wait"
+    return f"{_numbers(inside)} in {_collective(gap.collective)} {verb} for {_numbers(sorted(gap.behind))}"
+
+
+def _mismatch_text(collective: Collective) -> str:
+    shown = list(collective.names.items())[:MAX_GROUPS]
+    began = ", ".join(f"{_numbers(ranks)} {name}" for name, ranks in shown)
+    which = f"collective {collective.number} of group {collective.group!r}"
+    return f"the script's mistake, no machine's: as {which} began {began}"
+
+
+def _circle_text(waits: Waits) -> str:
+    circle = frozenset(waits.circle)
+    gaps = [gap for gap in waits.gaps if not circle.isdisjoint(gap.waiting)]
+    return f"the script's mistake, no machine's: ranks wait for each other in a circle{_gaps_text(gaps)}"
+
+
+def _left_behind_text(collective: Collective, behind: Sequence[Witness]) -> str:
+    who, num = _numbers([witness.rank for witness in behind]), len(collective.ended)
+    others = "1 other" if num == 1 else f"{num} others"
+    waited = f"{who} waited for {max(map(_idle_s, behind)):.0f} s in {_collective(collective)}"
+    return f"{waited}, which has ended for {others}: look at the links there"
+
+
+def _links_text(stuck: Sequence[Collective]) -> str:
+    shown = ", ".join(f"{_numbers(each.inside)} in {_collective(each)}" for each in stuck[:MAX_COLLECTIVES])
+    more = f", {len(stuck) - MAX_COLLECTIVES} more" if len(stuck) > MAX_COLLECTIVES else ""
+    return f"no rank: all members have begun what does not end: {shown}{more}: look at the links between them"
+
+
+def _unread_text(waits: Waits) -> str:
+    return f"; not checked: the collectives of {_numbers(waits.unread)}" if waits.unread else ""
+
+
+def _collective(collective: Collective) -> str:
+    return f"{collective.name} (collective {collective.number} of group {collective.group!r})"
 
 
 def _listed(ranks: Sequence[Witness], soft_s: float) -> str:

@@ -1,5 +1,6 @@
 """The flight recorder of torch, with real collectives of gloo."""
 
+import json
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,9 @@ from tests.waiting import LIMIT_S
 from unbroken.inprocess.abort import AbortTorchDistributed
 from unbroken.inprocess.state import FrozenState, Mode
 from unbroken.inprocess.torch_state import flight_recorder
+from unbroken.inprocess.torch_state.group_states import Groups, read_groups
 from unbroken.inprocess.torch_state.groups import take_groups
+from unbroken_core.messages import GroupState
 
 
 @pytest.fixture
@@ -39,6 +42,52 @@ def test_collectives_of_the_rank_are_written_before_they_are_aborted(tmp_path: P
     assert dump == tmp_path / "iteration-7" / "rank_3"
     recorded = pickle.loads(dump.read_bytes())
     assert "gloo:all_reduce" in {entry["profiling_name"] for entry in recorded["entries"]}
+
+
+def name_of_world() -> str:
+    world = dist.group.WORLD
+    assert world is not None
+    return str(dist.distributed_c10d._world.pg_names[world])
+
+
+@pytest.mark.usefixtures("reduced")
+def test_groups_are_read_while_they_live_and_not_those_before_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = read_groups()
+    name = name_of_world()
+    reduced = GroupState(name, "0", 1, -1, "", ("all_reduce Float[3]",))
+    assert found == Groups(1, 1, (reduced,))
+    take_groups()
+    assert read_groups().states == ()
+    store = torch._C._distributed_c10d.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    # Its records have the numbers of the first one, and may have its name.
+    (anew,) = read_groups().states
+    assert (anew.begun, anew.pending, anew.last) == (0, -1, ())
+    dist.barrier()
+    (anew,) = read_groups().states
+    assert (anew.begun, anew.pending, anew.last) == (1, -1, ("barrier",))
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "5000")
+    (unread,) = read_groups().states
+    assert (unread.begun, unread.last) == (1, ())
+
+
+@pytest.mark.usefixtures("reduced")
+def test_what_this_torch_does_not_tell_is_not_known_and_breaks_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = name_of_world()
+
+    def garbage(**_options: bool) -> str:
+        return json.dumps({"entries": [{"process_group": [name, ""], "collective_seq_id": "many"}]})
+
+    monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace_json", garbage)
+    assert read_groups() == Groups(1, 1)
+    assert "collectives not read: error=ValueError" in caplog.text
+    monkeypatch.delattr(torch._C._distributed_c10d, "_dump_fr_trace_json")
+    (state,) = read_groups().states
+    assert (state.begun, state.last) == (1, ())
 
 
 @pytest.mark.usefixtures("reduced")

@@ -105,6 +105,33 @@ def read_for_ever() -> None:
     os.read(reader, 1)
 
 
+def pairs() -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """Return the two groups of this rank, of four ranks in a square: its row and its column."""
+    rank = int(os.environ["RANK"])
+    made = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
+    row, column = made[rank // 2], made[2 + rank % 2]
+    assert isinstance(row, dist.ProcessGroup)
+    assert isinstance(column, dist.ProcessGroup)
+    return row, column
+
+
+def go_through(groups: tuple[dist.ProcessGroup, dist.ProcessGroup], step: int) -> None:
+    """Take one collective in the row, in the column and in the world, unless this rank is to do something else."""
+    kind, (row, column) = NOW[-1][0], groups
+    if kind == "circle" and hangs(step):
+        note(step)
+        dist.all_reduce(torch.ones(1))
+    dist.all_reduce(torch.ones(1), group=row)
+    if kind == "nested" and hangs(step):
+        note(step)
+        sleep_for_ever()
+    dist.all_reduce(torch.ones(1), group=column)
+    if kind == "mismatch" and hangs(step):
+        note(step)
+        dist.barrier()
+    dist.all_reduce(torch.ones(1))
+
+
 def misbehave(step: int) -> None:
     """Hang, if this rank is to."""
     kinds = {
@@ -134,12 +161,15 @@ def train(call: inprocess.CallWrapper) -> None:
     choose()
     world = dist.group.WORLD
     assert world is not None
+    groups = pairs() if NOW[-1][0] in ("nested", "circle", "mismatch") else None
     model = DistributedDataParallel(torch.nn.Linear(4, 4)) if NOW[-1][0] == "backward" else None
     for step in map(int, DataLoader(SlowData(), batch_size=1, num_workers=int(NOW[-1][0] == "loader"))):
         if PINGS:
             call.ping(step=step)
         misbehave(step)
-        if model is not None:
+        if groups is not None:
+            go_through(groups, step)
+        elif model is not None:
             model.zero_grad()
             Slow.apply(model(torch.ones(1, 4)), step).sum().backward()  # type: ignore[no-untyped-call] # of torch
         elif NOW[-1][0] == "item":

@@ -132,5 +132,6 @@ def _note(place: LocalPlace, stamps: Stamps, reading: Reading, thread: MainThrea
         sequence=thread.sequence,
         num_groups=thread.num_groups,
         stack=() if reading.doing in _WAITS else bounded(thread.stack),
+        groups=thread.groups,
     )
     place.incarnation = replace(place.incarnation, activity=activity)

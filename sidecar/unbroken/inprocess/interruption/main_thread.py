@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
+from unbroken.inprocess.torch_state.group_states import read_groups
 from unbroken_core.bounds import MAX_PLACE
 from unbroken_core.pod.activities import read
 from unbroken_core.pod.pod_messages import MainThread
@@ -67,8 +68,10 @@ def main_thread(iteration: int, *, is_leaving: bool) -> MainThread | None:
         # A hook of the script, which torch's engine runs in a thread of its own.
         innermost, stack = hook, _stack(hook)
     call, may_wait = _calls(innermost)
-    sequence, num_groups = _groups()
-    return MainThread(iteration, stack, call, may_wait, beside, _is_raising(ident), is_leaving, sequence, num_groups)
+    sequence, num_groups, groups = read_groups()
+    return MainThread(
+        iteration, stack, call, may_wait, beside, _is_raising(ident), is_leaving, sequence, num_groups, groups
+    )
 
 
 def _stack(frame: FrameType | None) -> tuple[str, ...]:
@@ -184,18 +187,3 @@ def _has_device() -> bool:
     torch: Any = sys.modules.get("torch")
     kinds = (getattr(torch, name, None) for name in ("cuda", "xpu", "mtia"))
     return any(kind is not None and kind.is_initialized() for kind in kinds)
-
-
-def _groups() -> tuple[int, int]:
-    """Return how many collectives the default group has begun, and the number of groups; -1 and 0: not known."""
-    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    if c10d is None:
-        return -1, 0
-    try:
-        world = c10d._world
-        num_groups = len(world.pg_map)
-        group = world.default_pg
-        return (-1 if group is None else int(group._get_sequence_number_for_group())), num_groups
-    except (AttributeError, RuntimeError, TypeError):
-        # Another torch, or a backend that does not count.
-        return -1, 0

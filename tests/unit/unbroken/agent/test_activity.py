@@ -6,7 +6,7 @@ import pytest
 
 from unbroken.agent.decisions.activity import note_activities, note_answer, note_stamps
 from unbroken.agent.decisions.place import LocalPlace, Looked, WorkerConnection
-from unbroken_core.messages import Activity, Interrupt
+from unbroken_core.messages import Activity, GroupState, Interrupt
 from unbroken_core.pod.liveness import ages
 from unbroken_core.pod.pod_messages import MainThread, WorkerReport
 from unbroken_core.pod.stamps import FLAG_IN_FUNCTION, FLAG_PING_ARMED, WorkerStamps
@@ -60,6 +60,17 @@ def test_worker_that_is_blocked_is_told_by_what_it_did_before_the_end_of_the_oth
     assert said(found) == COLLECTIVE
     leave(found, SLEEPS)
     assert said(found) == COLLECTIVE
+
+
+def test_groups_are_told_as_they_were_while_the_worker_was_blocked() -> None:
+    pending = GroupState("0", "0-3", 9, 9, "all_reduce Float[2]")
+    found = looked_at(place(main_s=9.0), replace(WAITS, num_groups=1, groups=(pending,)))
+    note_activities([found], INTERRUPT, SETTINGS)
+    # Its collective has failed meanwhile.
+    leave(found, replace(WAITS, num_groups=1, groups=(replace(pending, pending=-1, what=""),)))
+    activity = found.incarnation.activity
+    assert activity is not None
+    assert (activity.num_groups, activity.groups) == (1, (pending,))
 
 
 def test_worker_that_runs_is_told_by_its_answer_to_leave() -> None:
