@@ -38,6 +38,7 @@ def test_the_status_says_where_the_time_went() -> None:
         "term": 1,
         "reportedAt": "2026-01-01T00:00:00Z",
         "progressSeconds": 800.0,
+        "checkpointSeconds": 0.0,
         "redoSeconds": 50.0,
         "detectSeconds": 20.0,
         "restartSeconds": 30.0,
