@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from unbroken import restored_to
 from unbroken_core import wire
 from unbroken_core.checkpoints import Restore
 from unbroken_core.errors import WireError
@@ -35,6 +36,7 @@ class WorkerInfo:
 def read_place(environment: Mapping[str, str] | None = None) -> WorkerInfo:
     """Return the place that wrapper, launcher or agent have exported; a lone process without them."""
     source = os.environ if environment is None else environment
+    told = restored_to.told.restore if environment is None else None
     has_memory = any(source.get(name) for name in _LIMITS)
     folder = (source.get("UNBROKEN_POD_FOLDER") or source.get("UNBROKEN_DIR", "")) if has_memory else ""
     return WorkerInfo(
@@ -44,7 +46,7 @@ def read_place(environment: Mapping[str, str] | None = None) -> WorkerInfo:
         iteration=_number(source, "TORCHELASTIC_RESTART_COUNT"),
         rank=_number(source, "RANK"),
         world_size=max(_number(source, "WORLD_SIZE"), 1),
-        restore=_restore(source.get("UNBROKEN_RESTORE", "")),
+        restore=_restore(source[restored_to.VARIABLE]) if restored_to.VARIABLE in source else told,
     )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from unbroken import restored_to
 from unbroken.inprocess.exception import NoAgentError
-from unbroken_core import wire
 from unbroken_core.pod.pod_messages import Enter
 
 logger = logging.getLogger(__name__)
@@ -81,13 +81,13 @@ def variables(place: PodContext, plan: Enter, run_id: str) -> dict[str, str]:
         "UNBROKEN_TERM": str(plan.term),
         # Also where the wrapper found its agent by itself: checkpoints in memory ask its keeper.
         "UNBROKEN_POD_FOLDER": str(place.folder),
-        **({} if plan.restore is None else {"UNBROKEN_RESTORE": wire.encode(plan.restore)}),
     }
 
 
 def export(place: PodContext, plan: Enter) -> None:
-    """Set the variables of an iteration in this process."""
-    os.environ.pop("UNBROKEN_RESTORE", None)
+    """Set the variables of an iteration in this process. Values that are short, or stay: glibc keeps each of them."""
+    os.environ.pop(restored_to.VARIABLE, None)
+    restored_to.told.restore = plan.restore
     os.environ.update(variables(place, plan, os.environ.get("TORCHELASTIC_RUN_ID") or "unbroken"))
 
 

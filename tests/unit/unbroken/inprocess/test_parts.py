@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from unbroken import inprocess
+from unbroken import inprocess, restored_to
 from unbroken.agent.adapters.stamp_page import StampPage
 from unbroken.inprocess import exception
 from unbroken.inprocess.attribution import Interruption, InterruptionRecord, format_interruption_records
@@ -32,6 +32,7 @@ from unbroken.inprocess.loop.plan_state import state_in
 from unbroken.inprocess.pod.environment import (
     NCCL_ERRORS_END_PROCESS,
     PodContext,
+    export,
     read_pod_context,
     survive_nccl_errors,
     variables,
@@ -52,6 +53,7 @@ from unbroken.inprocess.torch_state.deferred_destroyer import MAX_DESTROYING, De
 from unbroken.inprocess.torch_state.leftovers import Leftovers
 from unbroken.standstill import standstill
 from unbroken_core import wire
+from unbroken_core.checkpoints import Candidate, Restore
 from unbroken_core.messages import PROTOCOL, Fault
 from unbroken_core.pod import stamps
 from unbroken_core.pod.pod_messages import Attach, Enter, Leave, WorkerReport
@@ -216,6 +218,19 @@ def test_variables_are_those_of_torchrun() -> None:
         "UNBROKEN_TERM": "1",
         "UNBROKEN_POD_FOLDER": str(PLACE.folder),
     }
+
+
+def test_what_all_go_back_to_is_handed_over_outside_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """glibc keeps every value that a variable ever had, and this one has some KiB in each iteration."""
+    monkeypatch.setattr(os, "environ", {restored_to.VARIABLE: "of the iteration before"})
+    monkeypatch.setattr(restored_to, "told", restored_to.Told())
+    restore = Restore((Candidate(1, 2, 3, 4),), reason="r" * 4000)
+    export(PLACE, dataclasses.replace(enter(iteration=2), restore=restore))
+    assert restored_to.told.restore == restore
+    assert restored_to.VARIABLE not in os.environ
+    assert max(map(len, os.environ.values())) < 200
+    export(PLACE, enter(iteration=3))
+    assert restored_to.told.restore is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,42 @@
+"""Where a worker finds what all ranks go back to."""
+
+import pytest
+
+from unbroken import restored_to
+from unbroken.memory.place import read_place
+from unbroken_core import wire
+from unbroken_core.checkpoints import Candidate, Restore
+
+OLD, NEW = Restore((Candidate(1, 2, 3, 4),)), Restore((Candidate(1, 3, 5, 4),))
+
+
+@pytest.fixture(autouse=True)
+def told(monkeypatch: pytest.MonkeyPatch) -> restored_to.Told:
+    """Nothing, at first."""
+    fresh = restored_to.Told()
+    monkeypatch.setattr(restored_to, "told", fresh)
+    monkeypatch.delenv(restored_to.VARIABLE, raising=False)
+    return fresh
+
+
+def test_wrapper_tells_the_process_it_is_in(told: restored_to.Told) -> None:
+    assert read_place().restore is None
+    told.restore = NEW
+    assert read_place().restore == NEW
+    assert read_place({}).restore is None
+
+
+@pytest.mark.parametrize(
+    ("text", "restore"),
+    [
+        pytest.param(wire.encode(OLD), OLD, id="told"),
+        pytest.param("", None, id="told that there is nothing"),
+        pytest.param("{", None, id="cannot be read"),
+    ],
+)
+def test_variable_of_a_process_without_a_wrapper_counts_where_it_is_set(
+    told: restored_to.Told, monkeypatch: pytest.MonkeyPatch, text: str, restore: Restore | None
+) -> None:
+    told.restore = NEW
+    monkeypatch.setenv(restored_to.VARIABLE, text)
+    assert read_place().restore == restore
