@@ -90,7 +90,7 @@ scan: $(STAMP) ## Scan the rendered chart with checkov, for one namespace and fo
 	$(WITH_HELM) $(BIN)/python tools/scanners/scan.py
 
 ##@ Deeper
-.PHONY: cluster-test test-integrations gpu-check chart-test dashboards-test e2e sim soak bench images pictures live-page rendezvous-kill
+.PHONY: cluster-test test-integrations matrix gpu-check chart-test dashboards-test e2e sim soak bench images pictures live-page rendezvous-kill
 cluster-test: $(STAMP) ## Run tests that need a real API server (UNBROKEN_TEST_KUBECONFIGS=name=kubeconfig:..., TESTS=folders)
 	$(PYTEST) $(or $(TESTS),tests/contract tests/integration) -m cluster --junitxml=$(REPORT) $(ARGS)
 
@@ -103,6 +103,12 @@ $(FRAMEWORKS)/.setup-done: $(STAMP) requirements-integrations.lock tools/framewo
 
 test-integrations: $(FRAMEWORKS)/.setup-done ## Train with the frameworks of unbroken.integrations and break it, in an environment of its own (ARGS=pytest arguments)
 	$(FRAMEWORKS)/bin/python -m pytest -n 2 tests/integrations -m 'integrations and not soak' --junitxml=$(REPORT) $(ARGS)
+
+MATRIX := $(CURDIR)/$(TEST_OUTPUT)/matrix.jsonl
+matrix: $(FRAMEWORKS)/.setup-done ## Compare every framework and kind of parallelism after each fault with a calm run, and write docs/matrix.md; minutes
+	@mkdir -p $(TEST_OUTPUT); rm -f $(MATRIX)
+	UNBROKEN_MATRIX=$(MATRIX) $(FRAMEWORKS)/bin/python -m pytest tests/integrations/test_frameworks.py tests/integration/inprocess/test_layouts.py $(ARGS)
+	UNBROKEN_MATRIX=$(MATRIX) PYTHONPATH=. $(FRAMEWORKS)/bin/python tools/matrix.py
 
 gpu-check: $(STAMP) ## Check all that needs a GPU, in under 8 minutes on one: the tests, an abort, 100 restarts; one table in test-output/gpu-check.md
 	PYTHONPATH=. $(BIN)/python -m tests.gpu --out $(TEST_OUTPUT)/gpu-check.md

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integrations.matrix import note, recoveries
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 240.0
@@ -113,6 +114,8 @@ def test_weights_after_each_kind_of_fault_are_those_of_a_run_without(tmp_path: P
     assert (got.steps, got.drawn) == (want.steps, want.drawn)
     assert (got.result["step"], got.result["digest"]) == (NUM_STEPS, want.result["digest"])
     assert set(trained(got).values()) == {3}
+    for fault, recovery in zip(faults, recoveries(got.text), strict=True):
+        note(framework, fault, "bit for bit", recovery)
 
 
 @pytest.mark.xdist_group("uninterrupted")
@@ -129,3 +132,6 @@ def test_world_that_shrinks_and_grows_trains_each_sample_as_often(tmp_path: Path
     assert got.steps == want.steps
     assert set(trained(got).values()) == {3}
     assert got.result["weights"] == pytest.approx(want.result["weights"], abs=TOLERANCE)
+    by_sizes = {recovery.sizes: recovery for recovery in recoveries(got.text)}
+    for scenario, sizes in (("shrink", (2, 1)), ("grow", (1, 2))):
+        note(framework, scenario, f"each sample as often, weights within {TOLERANCE:.5f}", by_sizes[sizes])

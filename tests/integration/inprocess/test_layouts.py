@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integrations.matrix import note
 
 from unbroken_core.reasons import Cause, JobPhase
 
@@ -106,6 +107,8 @@ def test_what_is_saved_after_any_change_of_ranks_is_what_new_processes_save(tmp_
     assert len(pids) == 5
     assert {cause for _, cause in job.faults()} == {Cause.EXCEPTION}
     assert "outlives its iteration" not in job.output()
+    for kind, scenario in seen:
+        note(kind, scenario, "bit for bit")
 
 
 def test_compiled_code_with_shards_in_it_is_right_for_other_ranks_too(tmp_path: Path) -> None:
