@@ -7,6 +7,7 @@ is written.
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -16,12 +17,8 @@ from tests.integration.inprocess.test_layouts import KINDS, SCENARIOS
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "matrix.md"
-FRAMEWORKS = {
-    "fsdp2": ("FSDP2 and a loop of one's own", ()),
-    "hf": ("Hugging Face's Trainer", ("transformers", "accelerate")),
-    "lightning_job": ("Lightning", ("lightning",)),
-}
-"""Title by the name of its job, and the packages whose releases were tried."""
+FRAMEWORKS = {"fsdp2": "FSDP2 and a loop of one's own", "hf": "Hugging Face's Trainer", "lightning_job": "Lightning"}
+"""Title by the name of its job."""
 FAULTS = {"exception": "exception", "kill": "SIGKILL", "hang": "hang", "shrink": "2 -> 1 rank", "grow": "1 -> 2 ranks"}
 LAYOUTS = tuple(SCENARIOS)[1:]
 PACKAGES = ("torch", "transformers", "accelerate", "lightning")
@@ -38,7 +35,7 @@ The time is from the fault until all ranks have made a step again, as the job it
 processes, and for a hang with the soft timeout of 6 s. The machine was shared: times are no benchmark.
 
 """
-LAYOUT_HEAD = """
+LAYOUT_HEAD = """\
 ## Kinds of parallelism
 
 4 ranks in the same processes, and a fifth that takes over; each is compared with new processes in the same layout,
@@ -67,15 +64,19 @@ def page(rows: Sequence[Mapping[str, Any]], releases: Mapping[str, str]) -> str:
     if missing := [cell for cell in _wanted() if cell not in cells]:
         raise KeyError("no run showed " + "; ".join(f"{what} x {scenario}" for what, scenario in missing[:5]))
     named = ", ".join(f"{name} {release}" for name, release in releases.items())
-    text = HEAD.format(releases=named)
+    text = _wrapped(HEAD.format(releases=named))
     text += "| |" + "".join(f" {title} |" for title in FAULTS.values()) + "\n" + "|---|" + "---|" * len(FAULTS) + "\n"
-    for what, (title, _) in FRAMEWORKS.items():
+    for what, title in FRAMEWORKS.items():
         text += f"| {title} |" + "".join(f" {_cell(cells[what, fault])} |" for fault in FAULTS) + "\n"
-    text += LAYOUT_HEAD
+    text += "\n" + _wrapped(LAYOUT_HEAD)
     text += "| |" + "".join(f" {name} |" for name in LAYOUTS) + "\n" + "|---|" + "---|" * len(LAYOUTS) + "\n"
     for kind in KINDS:
         text += f"| {kind} |" + "".join(f" {_cell(cells[kind, name])} |" for name in LAYOUTS) + "\n"
     return text
+
+
+def _wrapped(text: str) -> str:
+    return "\n\n".join(textwrap.fill(part, 100) for part in text.split("\n\n"))
 
 
 def _wanted() -> list[tuple[str, str]]:
