@@ -1,6 +1,7 @@
 """`make gpu-check` where there is no GPU: it says so; its job runs over gloo."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,5 +41,8 @@ def test_job_of_the_check_aborts_restarts_and_measures(
     abort = ["abort of a blocked collective"] if ranks == 2 else []
     name = "2 ranks on one device" if ranks == 2 else "1 rank"
     assert [row.phase for row in rows] == [name, *abort, "recovery", *(f"memory of rank {n}" for n in range(ranks))]
-    assert [row for row in rows if row.result is not Result.OK] == []
+    # What a process holds after three restarts more is the allocator's chance: the numbers are there, and no more.
+    assert [row for row in rows[:-ranks] if row.result is not Result.OK] == []
+    flat = r"from restart 3 to 6: \+0 MiB used on the device, \+0 B allocated by torch, [+-]\d+ KiB of the host, "
+    assert [row.seen for row in rows[-ranks:] if not re.match(flat, row.seen)] == []
     assert rows[0].seen == "6 restarts in the same processes"

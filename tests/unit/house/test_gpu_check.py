@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 from tests.gpu.__main__ import read_device
-from tests.gpu.report import MAX_SEEN, MIB, Result, Row, of_job, of_tests, table
+from tests.gpu.report import HOST_KIB, MAX_SEEN, MIB, Result, Row, of_job, of_tests, table
 
 
 def held(rank: int, iteration: int, **more: Any) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def test_job_that_went_well_has_a_row_for_each_thing_it_showed() -> None:
     [
         pytest.param({"gpu_used": 965 * MIB}, "memory of rank 0", id="device"),
         pytest.param({"gpu_allocated": 1}, "memory of rank 0", id="torch's allocator"),
-        pytest.param({"memory_kib": 500_000 + 8193}, "memory of rank 0", id="host"),
+        pytest.param({"memory_kib": 500_001 + HOST_KIB}, "memory of rank 0", id="host"),
         pytest.param({"threads": {"a": 13}}, "memory of rank 0", id="threads"),
         pytest.param({"descriptors": {"socket": 4}}, "memory of rank 0", id="descriptors"),
     ],
