@@ -197,11 +197,14 @@ class Memory:
         holder.report()
 
     def note_promise(self, coordinator: Coordinator) -> None:
-        """Note what is called protected while the job runs, and who has it."""
-        job = coordinator._job
-        if self.kind != "copies" or coordinator.phase is not JobPhase.RUNNING:
+        """Note what is called protected while the job runs, and who has it; a plan may make it a newer step."""
+        job, phase = coordinator._job, coordinator.phase
+        if self.kind != "copies" or phase not in (JobPhase.RUNNING, JobPhase.PLANNED):
             return
         key = job.copying.protected(job.checkpoints, job.settings.copies)
+        if phase is JobPhase.PLANNED and (key is None or (self.promise is not None and key <= self.promise[0])):
+            # A recovery is not over: what was said before still holds.
+            return
         step = None if key is None else job.checkpoints.steps[key]
         places = {} if step is None else {rank: set(found) for rank, found in step.holders.items()}
         self.promise = None if key is None else (key, places)

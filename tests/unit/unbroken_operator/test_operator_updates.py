@@ -65,7 +65,8 @@ def test_pods_that_run_stay_as_they_are_and_the_condition_names_them() -> None:
     change(world, "torch:2")
     (told,) = (item for item in world.job["status"]["conditions"] if item["type"] == "UpToDate")
     assert told["message"] == (
-        "1 of 3 training pods was made from an earlier template (digits-3); delete it or set spec.updatePolicy to Rolling"
+        "1 of 3 training pods was made from an earlier template (digits-3); "
+        "delete it or set spec.updatePolicy to Rolling"
     ), "taken back"
 
 
