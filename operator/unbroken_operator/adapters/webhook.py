@@ -154,28 +154,35 @@ class _Reviews:
             return self._failed(request, 413, "too-large", _too_large(str(request.content_length)))
         # Without a length, in chunks, it may be long.
         is_long = (request.content_length or MAX_BYTES) > LONG_BYTES
-        if busy := self._busy(is_long):
-            return self._failed(request, 503, "busy", busy)
-        self._num_waiting += 1
-        self._num_long += is_long
         try:
-            async with asyncio.timeout(BODY_S):
-                body = await request.read()
-            thread = self._long if is_long else self._short
-            made = await asyncio.get_running_loop().run_in_executor(thread, _judge, body, *self._known)
+            if not (busy := self._busy(is_long)):
+                async with asyncio.timeout(BODY_S):
+                    body = await request.read()
+                # Who sends nothing has had no place: the limits on connections are against that, by address.
+                busy = self._busy(is_long)
+            if busy:
+                return self._failed(request, 503, "busy", busy)
+            made = await self._judged(body, is_long)
         except web.HTTPRequestEntityTooLarge:
             return self._failed(request, 413, "too-large", _too_large("more"))
         except TimeoutError:
             return self._failed(request, 408, "unreadable", f"body: is not complete after {BODY_S:g} s")
         except (ValueError, RecursionError) as error:
             return self._failed(request, 400, "unreadable", f"{error}"[:500])
-        finally:
-            self._num_waiting -= 1
-            self._num_long -= is_long
         self._on_review("allowed" if made.refused is None else "refused")
         if made.refused is not None:
             logger.info("refused job=%s because=%s", printable(made.job), printable(made.refused.message))
         return web.json_response(made.to_json())
+
+    async def _judged(self, body: bytes, is_long: bool) -> ReviewAnswer:
+        self._num_waiting += 1
+        self._num_long += is_long
+        try:
+            thread = self._long if is_long else self._short
+            return await asyncio.get_running_loop().run_in_executor(thread, _judge, body, *self._known)
+        finally:
+            self._num_waiting -= 1
+            self._num_long -= is_long
 
     def _busy(self, is_long: bool) -> str:
         """Return why no further review may wait; "" when it may."""

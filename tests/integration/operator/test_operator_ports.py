@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp.web import Application
+from aiohttp.web import Application, Request
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -251,6 +251,35 @@ async def test_long_reviews_hold_up_no_short_one(monkeypatch: pytest.MonkeyPatch
         assert (await ask(port, short))[0] == 200
         go_on.set()
         assert sorted([(await one)[0] for one in asked]) == [200, 200, 503, 503, 503]
+
+
+@pytest.mark.parametrize("size", [1000, 200_000])
+@in_loop
+async def test_bodies_that_do_not_come_take_no_place_of_a_review(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Before, 64 connections of one address, each of which announced a body, had every other review refused."""
+    monkeypatch.setattr(webhook, "MAX_WAITING", 4)
+    monkeypatch.setattr(webhook, "BODY_S", 600.0)
+    begun, read = 0, Request.read
+
+    async def counted_read(request: Request) -> bytes:
+        nonlocal begun
+        begun += 1
+        return await read(request)
+
+    monkeypatch.setattr(Request, "read", counted_read)
+    whole = json.dumps({**a_review(a_job()), "padding": "x" * size}).encode()
+    async with reviews() as (port, _):
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(6)]
+        for _, writer in silent:
+            writer.write(f"POST {webhook.PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode())
+
+        async def are_waited_for() -> bool:
+            return begun == 6
+
+        await eventually(are_waited_for, "six bodies that are waited for")
+        assert (await ask(port, whole))[0] == 200
+        for _, writer in silent:
+            writer.close()
 
 
 @pytest.mark.parametrize("is_encrypted", [True, False], ids=["TLS", "clear"])

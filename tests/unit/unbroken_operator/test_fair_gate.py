@@ -74,6 +74,24 @@ def test_a_namespace_that_asks_for_much_does_not_hold_up_one_that_asks_for_littl
     run(scenario)
 
 
+def test_a_place_that_gets_free_stays_free_where_all_who_wait_have_their_most() -> None:
+    async def scenario() -> None:
+        crowd = Crowd(num_places=4, most_of_one=2)
+        for name in ("evil/0", "good/0", "good/1", "evil/1", "evil/2", "evil/3"):
+            await crowd.call(name)
+        await crowd.end("good/0")
+        assert crowd.inside == ["evil/0", "good/1", "evil/1"]
+        await crowd.call("fair/0")
+        assert crowd.inside[-1] == "fair/0", "it does not wait for who asked before it"
+        await crowd.end("evil/0")
+        assert crowd.inside[-1] == "evil/2"
+        while crowd.inside:
+            await crowd.end(crowd.inside[0])
+        assert len(crowd.order) == 7, "nobody was forgotten"
+
+    run(scenario)
+
+
 def test_equals_take_turns() -> None:
     async def scenario() -> None:
         crowd = Crowd(num_places=1, most_of_one=1)
