@@ -224,7 +224,7 @@ def read_mark(checkpoint: Path) -> dict[str, Any] | None:
 def _read_small(path: Path) -> Any:
     """Return what a small file says; a pipe says nothing. Raises OSError, ValueError, RecursionError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
+    with os.fdopen(descriptor, "rb") as file:
         return json.loads(file.read(_MAX_MARK_BYTES) or b"")
 
 
