@@ -36,7 +36,7 @@ def exit_code(failed: JobStatus) -> int:
     return 1 if found is None else int(found[1]) & 0xFF or 1
 
 
-class Waits:
+class LongWaits:
     """What a job waits for: said once it has stood for a second, and then every ten with how long it waits."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Story:
     def __init__(self, is_quiet: bool) -> None:
         self._is_quiet = is_quiet
         self._status: JobStatus | None = None
-        self._waits = Waits()
+        self._waits = LongWaits()
         self._has_faults = False
 
     def tell(self, status: JobStatus, now_s: float) -> list[str]:

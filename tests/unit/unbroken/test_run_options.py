@@ -8,7 +8,7 @@ import pytest
 
 from unbroken.install import install
 from unbroken.run.flags import in_flags
-from unbroken.run.narration import Story, Waits, exit_code, narrate
+from unbroken.run.narration import LongWaits, Story, exit_code, narrate
 from unbroken.run.options import read_options
 from unbroken_core.errors import InputError
 from unbroken_core.messages import PROTOCOL, JobStatus, Recovery
@@ -200,7 +200,7 @@ def test_install_into_a_file_is_refused_with_its_name(tmp_path: Path) -> None:
 
 
 def test_a_wait_is_said_when_it_lasts_and_then_every_ten_seconds_with_how_long() -> None:
-    waits = Waits()
+    waits = LongWaits()
     first = replace(STATUS, phase=JobPhase.FORMING, message="0 of 2 pods are ready")
     second = replace(STATUS, phase=JobPhase.FORMING, message="1 of 2 pods are ready")
     running = replace(STATUS, phase=JobPhase.RUNNING, message="the job is running")

@@ -64,10 +64,8 @@ def test_pods_that_run_stay_as_they_are_and_the_condition_names_them() -> None:
     world.run_pods()
     change(world, "torch:2")
     (told,) = (item for item in world.job["status"]["conditions"] if item["type"] == "UpToDate")
-    assert told["message"] == (
-        "1 of 3 training pods was made from an earlier template (digits-3); "
-        "delete it or set spec.updatePolicy to Rolling"
-    ), "taken back"
+    was = "1 of 3 training pods was made from an earlier template (digits-3)"
+    assert told["message"] == f"{was}; delete it, or set spec.updatePolicy to Rolling", "taken back"
 
 
 def test_nobody_is_told_to_delete_pods_whose_successors_do_not_come_up() -> None:

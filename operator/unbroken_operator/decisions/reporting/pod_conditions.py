@@ -84,8 +84,8 @@ def up_to_date(
     """Say which pods are old, from the first change of the template on."""
     outdated = assessment.outdated
     if outdated:
-        those = agreed(len(outdated), "delete it", "delete them one by one, spares first,")
-        text = f"{those} or set spec.updatePolicy to Rolling"
+        those = agreed(len(outdated), "delete it", "delete them one by one, spares first")
+        text = f"{those}, or set spec.updatePolicy to Rolling"
         if verdict.spec.update_policy is UpdatePolicy.ROLLING:
             text = "ranks move to new pods as soon as those are ready"
         elif not are_pods_ready:
