@@ -9,21 +9,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
+class _Iteration:
+    """One iteration of the training function, and how many checkpoints within each other it is in."""
+
+    __slots__ = ("depth", "tell")
+
+    def __init__(self, tell: Callable[[int], None]) -> None:
+        self.tell = tell
+        self.depth = 0
+
+
 class Standstill:
     """The checkpoints of one process."""
 
     def __init__(self) -> None:
-        self._tell: Callable[[int], None] | None = None
-        self._depth = 0
+        self._iteration: _Iteration | None = None
 
     def begin(self, tell: Callable[[int], None]) -> None:
         """Begin an iteration: `tell` is called with the nanoseconds of each checkpoint when it is over."""
-        # An interruption may have struck between any two lines below.
-        self._tell, self._depth = tell, 0
+        self._iteration = _Iteration(tell)
 
     def end(self) -> None:
         """End the iteration: nobody wants to know."""
-        self._tell = None
+        self._iteration = None
 
     @contextmanager
     def measured(self) -> Iterator[None]:
@@ -31,17 +39,19 @@ class Standstill:
 
         What another thread saves meanwhile holds up nobody, and does not count.
         """
-        if threading.current_thread() is not threading.main_thread():
+        iteration = self._iteration
+        if iteration is None or threading.current_thread() is not threading.main_thread():
             yield
             return
         began_ns = time.monotonic_ns()
-        self._depth += 1
+        iteration.depth += 1
         try:
             yield
         finally:
-            self._depth -= 1
-            if self._depth == 0 and self._tell is not None:
-                self._tell(time.monotonic_ns() - began_ns)
+            # After an interruption this may run late, when the next iteration has begun: that one has its own count.
+            iteration.depth -= 1
+            if iteration.depth == 0 and iteration is self._iteration:
+                iteration.tell(time.monotonic_ns() - began_ns)
 
 
 standstill = Standstill()

@@ -71,9 +71,14 @@ def test_an_iteration_that_was_interrupted_within_one_does_not_keep_the_next_fro
     told: list[int] = []
     one = Standstill()
     one.begin(told.append)
-    # An interruption may strike between any two instructions, here before the block is left.
-    one.measured().__enter__()
+    # An interruption may strike between any two instructions, here before the block is left: that comes late.
+    left = one.measured()
+    left.__enter__()
     one.begin(told.append)
     with one.measured():
         clock.now_ns += 4
+        left.__exit__(None, None, None)
     assert told == [4]
+    with one.measured():
+        clock.now_ns += 2
+    assert told == [4, 2]
