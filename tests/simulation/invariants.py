@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING
 
 from unbroken_core.coordinator.events import Action, AgentReported, Event, Send, Tick
 from unbroken_core.coordinator.state.phases import Interrupted, Running
-from unbroken_core.messages import Finish, Interrupt, Plan, Policy, Recovery, Respawn, Welcome
+from unbroken_core.messages import (
+    Finish,
+    Heartbeat,
+    Hello,
+    Interrupt,
+    Plan,
+    Policy,
+    Recovery,
+    Report,
+    Respawn,
+    Welcome,
+)
 from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Rung, WorkerPhase
 
 if TYPE_CHECKING:
@@ -56,10 +67,18 @@ class Ledger:
         self.ran: set[int] = set()
         """Iterations that all workers have entered, as the coordinator knows."""
         self.judged = 0
+        self.heard_ends: set[tuple[str, int]] = set()
+        """Uids and local ranks whose end, after the training function, this rendezvous has heard of."""
+
+    def note_ends(self, pod: Pod, message: Hello | Report | Heartbeat) -> None:
+        """Note of whose end the rendezvous has heard."""
+        if not isinstance(message, Heartbeat):
+            self.heard_ends.update((pod.uid, state.local_rank) for state in message.workers if state.has_ended)
 
     def forget(self) -> None:
         """The rendezvous was restarted: recoveries are counted anew, plans are not."""
         self.judged = 0
+        self.heard_ends.clear()
         self.rung = Rung.IN_PROCESS
         self.waiting_since_s = self.world.now_s
         self.is_new_life = True
@@ -467,15 +486,19 @@ class Ledger:
                 raise Violation(f"the job is complete, and processes of {late} have not ended well")
             return
         if status.phase is JobPhase.FAILED:
-            # How the processes of a pod that is cut off have ended is not known to anybody else.
-            is_unheard = any(pod.is_muted or pod.one_way for pod, _worker in entries)
+            # Nobody knows how the processes of a pod ended that is cut off, or was lost before its agent said so.
+            is_unheard = any(
+                worker.has_ended and (pod.uid, worker.local_rank) not in self.heard_ends for pod, worker in entries
+            )
             is_late = status.reason is Reason.FAILED_AFTER_TRAINING and (bool(late) or is_unheard)
             if not is_late and status.reason not in self.world.schedule.allowed_failures:
                 raise Violation(f"failed without need: {status.reason} {status.message}")
             if not status.message:
                 raise Violation("failed without a message")
             last = status.recoveries[-1] if status.recoveries else None
-            if last is not None and last.number > self.judged and last.ended_at:
+            # What fails a job after its training is no fault of a recovery.
+            is_last = status.reason is not Reason.FAILED_AFTER_TRAINING
+            if is_last and last is not None and last.number > self.judged and last.ended_at:
                 raise Violation(f"the job failed, and its last fault is called recovered: {last}")
             return
         raise Violation(f"not over after {self.world.now_s:.0f} s: {status.phase} {status.reason} {status.message}")

@@ -201,6 +201,7 @@ class World:
             if isinstance(message, Hello)
             else AgentReported(name, message)
         )
+        self.ledger.note_ends(connection.pod, message)
         self.step(event)
         if self.random.random() < 0.05:
             self.ledger.check_repetition(event)
