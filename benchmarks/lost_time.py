@@ -3,14 +3,16 @@
     python benchmarks/lost_time.py --faults 5 --json lost_time.json
     python benchmarks/lost_time.py --quick --systems unbroken-memory,unbroken-disk,unbroken-process --kinds exception
 
-A transformer of 30 M parameters under FSDP2 on two workers, a checkpoint every 10 steps, a fault 8 steps after one.
+A transformer of 30 M parameters under FSDP2 on two workers, a checkpoint on the disk every 10 steps, in memory after
+each step, a fault 8 steps after one on the disk.
 From the instant in which the last worker had made the last step before the fault, until the last one has made the
 next step that had never been made. Terms: `restart` until all are in the training function again, `join` (process
-group), `model` (the user's), `restore`, `redo` (steps made again, and the new one).
+group), `model` (the user's), `restore`, `redo` (steps made again, and the new one). `step` is the mean of all steps
+without a fault, checkpoints included: what the system costs while nothing fails.
 
 Kinds: exception; sigkill of a worker; pod-lost (the worker and all that manages it; a spare takes over); hang (a loop
 without a step; the timeout of 5 s is part of the figure). Systems, in turn for each kind:
-- unbroken-memory: `unbroken run --memory`, `unbroken.memory.Checkpointer(every=10)`.
+- unbroken-memory: `unbroken run --memory`, `unbroken.memory.Checkpointer(every=1)`.
 - unbroken-disk: the same with `dcp.save` and `dcp.load`, as all others.
 - unbroken-process: a plain script, all processes are started again (`--rungs process`; for pod-lost also `pod`).
 - torchrun: torch's own; ft_launcher: that of nvidia-resiliency-ext 0.4.1, its checks every 0.5 s. For pod-lost three
@@ -65,6 +67,8 @@ class Row:
     recoveries: list[Recovery] = field(default_factory=list)
     reason: str = ""
     """Why there is no figure."""
+    step_s: float | None = None
+    """Mean of the steps without a fault, checkpoints included."""
 
     def to_dict(self) -> dict[str, object]:
         """Return it as in the file: medians, and each figure."""
@@ -78,6 +82,7 @@ class Row:
             "terms": {name: round(median(one.terms[name] for one in found), 4) for name in found[0].terms}
             if found
             else {},
+            "step_s": None if self.step_s is None else round(self.step_s, 4),
             "all_lost_s": [round(one.lost_s, 4) for one in found],
             "reason": self.reason,
         }
@@ -122,7 +127,7 @@ def commands(job: Job) -> list[list[str]]:
     ]
 
 
-def run(job: Job, limit_s: float, is_loud: bool) -> list[Recovery]:
+def run(job: Job, limit_s: float, is_loud: bool) -> Row:
     """Run a job; return what each fault has cost. Raises RuntimeError when it did not come back from one."""
     # A port of its own for each round: gloo meets the addresses of the round before otherwise.
     environment = {**os.environ, **job.variables(), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -143,10 +148,22 @@ def run(job: Job, limit_s: float, is_loud: bool) -> list[Recovery]:
     finally:
         for process in processes:
             end_session(process)
-    found = recoveries(read_marks(Path(job.folder)), job.fault_steps)
+    marks = read_marks(Path(job.folder))
+    found = recoveries(marks, job.fault_steps)
     if len(found) != job.num_faults:
         raise RuntimeError(f"want {job.num_faults} recoveries, got {len(found)} within {limit_s:g} s")
-    return found
+    return Row(job.system, job.fault, found, step_s=mean_step_s(marks))
+
+
+def mean_step_s(marks: Sequence[Mark]) -> float | None:
+    """Return the mean seconds of a step of rank 0 that followed another one with nothing between; None without any."""
+    seconds = []
+    before: Mark | None = None
+    for mark in sorted((one for one in marks if one.rank == 0 or one.name == "fault"), key=lambda one: one.at_ns):
+        if mark.name == "step" and before is not None and before.name == "step" and mark.step == before.step + 1:
+            seconds.append((mark.at_ns - before.at_ns) / 1e9)
+        before = mark
+    return statistics.mean(seconds) if seconds else None
 
 
 def recoveries(marks: Sequence[Mark], fault_steps: Sequence[int]) -> list[Recovery]:
@@ -193,8 +210,11 @@ def measure_one(system: str, kind: str, options: argparse.Namespace) -> Row:
         return Row(system, kind, reason=CANNOT[system, kind])
     folder = tempfile.mkdtemp(prefix="lost-time-")
     try:
-        job = Job(system, kind, options.faults, options.width, options.layers, options.every, options.after, folder)
-        return Row(system, kind, run(job, options.limit, options.loud))
+        job = Job(
+            system, kind, options.faults, options.width, options.layers, options.every, options.after, folder,
+            options.memory_every,
+        )  # fmt: skip
+        return run(job, options.limit, options.loud)
     except RuntimeError as error:
         return Row(system, kind, reason=f"did not come back: {error}")
     finally:
@@ -205,19 +225,19 @@ def to_table(rows: Sequence[Row]) -> str:
     """Return a markdown table of medians."""
     terms = [*PHASES.values(), "redo"]
     lines = [
-        f"| fault | system | lost s | steps redone | {' | '.join(terms)} | faults |",
-        "|---|---|--:|--:|" + "--:|" * (len(terms) + 1),
+        f"| fault | system | lost s | steps redone | {' | '.join(terms)} | step | faults |",
+        "|---|---|--:|--:|" + "--:|" * (len(terms) + 2),
     ]
     for row in rows:
         data = row.to_dict()
         if not row.recoveries:
-            lines.append(f"| {row.fault} | {row.system} | {row.reason} |" + " |" * (len(terms) + 2))
+            lines.append(f"| {row.fault} | {row.system} | {row.reason} |" + " |" * (len(terms) + 3))
             continue
         medians = {term: statistics.median(one.terms[term] for one in row.recoveries) for term in terms}
         seconds = " | ".join(f"{medians[term]:.2f}" for term in terms)
         lines.append(
             f"| {row.fault} | {row.system} | {data['lost_s']:.2f} | {data['steps_redone']} | {seconds} | "
-            f"{len(row.recoveries)} |"
+            f"{'-' if row.step_s is None else format(row.step_s, '.2f')} | {len(row.recoveries)} |"
         )
     return "\n".join(lines)
 
@@ -230,7 +250,10 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=5, help="faults a job (%(default)s)")
     parser.add_argument("--width", type=int, default=512, help="of the transformer (%(default)s)")
     parser.add_argument("--layers", type=int, default=8, help="of the transformer (%(default)s)")
-    parser.add_argument("--every", type=int, default=10, help="steps from checkpoint to checkpoint (%(default)s)")
+    parser.add_argument(
+        "--every", type=int, default=10, help="steps from checkpoint to checkpoint on the disk (%(default)s)"
+    )
+    parser.add_argument("--memory-every", type=int, default=1, help="the same in memory (%(default)s)")
     parser.add_argument("--after", type=int, default=8, help="steps from a checkpoint to a fault (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="a small model, one fault, 2 of 3 steps: for tests")
     parser.add_argument("--limit", type=float, default=900.0, help="seconds a job may take (%(default)s)")
@@ -239,6 +262,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.quick:
         options.width, options.layers, options.faults, options.every, options.after = 32, 1, 1, 3, 2
+        options.memory_every = 3
     rows = measure(options)
     print(to_table(rows))
     if options.json is not None:

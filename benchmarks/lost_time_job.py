@@ -35,6 +35,8 @@ class Job:
     after: int
     """Steps from a checkpoint to a fault."""
     folder: str
+    memory_every: int = 1
+    """The same of checkpoints in memory."""
 
     @classmethod
     def read(cls) -> "Job":
@@ -122,7 +124,7 @@ class Trainer:
         if self._job.system == "unbroken-memory":
             from unbroken import memory
 
-            self._checkpoints = memory.Checkpointer(every=self._job.every)
+            self._checkpoints = memory.Checkpointer(every=self._job.memory_every)
             done = self._checkpoints.load(state)
             return -1 if done is None else done
         from torch.distributed.checkpoint.state_dict_loader import load

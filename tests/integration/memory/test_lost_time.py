@@ -48,3 +48,17 @@ def test_time_is_lost_from_the_last_step_before_a_fault_to_the_next_new_one(monk
     terms = {"restart": 3.0, "join": 1.0, "model": 3.0, "restore": 3.0, "redo": 4.0}
     # The second one did not come back: one rank alone has made its step.
     assert recoveries(marks, [5, 8]) == [Recovery(14.0, 1, terms)]
+
+
+def test_a_step_is_timed_where_nothing_came_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from lost_time import mean_step_s
+    from lost_time_job import Mark
+
+    words = [
+        ("step", 4, 0, 10), ("step", 4, 1, 11), ("step", 5, 0, 12), ("fault", 6, 1, 13), ("entered", -1, 0, 14),
+        ("restored", 3, 0, 20), ("step", 4, 0, 22), ("step", 5, 0, 26), ("step", 6, 0, 29),
+    ]  # fmt: skip
+    marks = [Mark(name, step, rank, at_s * 10**9) for name, step, rank, at_s in words]
+    assert mean_step_s(marks) == 3.0
+    assert mean_step_s(marks[3:7]) is None
