@@ -92,9 +92,9 @@ def note_gone(job: JobState, member: Member, detail: str) -> None:
     seen = job.cluster.pods.get(member.uid)
     if seen is not None and _is_done(seen):
         return  # Its agent was not heard to the end, but the cluster says that all went well.
-    failure = (
-        f"{member.pod} was lost before its processes had ended, after the training function had returned: {detail}"
-    )
+    # Its processes may have ended well, with nobody left to say so.
+    failure = f"{member.pod} was lost after the training function had returned, before it said how its processes ended"
+    failure += f": {detail}"
     job.phase = replace(phase, failure=failure)
 
 

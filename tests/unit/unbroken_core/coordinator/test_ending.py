@@ -42,7 +42,9 @@ def test_pod_that_is_lost_before_its_processes_have_ended_fails_the_job() -> Non
     bench.tick(60.0)
     phase, reason, message = outcome(bench)
     assert (phase, reason) == (JobPhase.FAILED, Reason.FAILED_AFTER_TRAINING)
-    assert message.startswith("p1 was lost before its processes had ended, after the training function had returned")
+    assert message.startswith(
+        "p1 was lost after the training function had returned, before it said how its processes ended: "
+    )
 
 
 def test_pod_that_is_away_while_the_job_ends_has_time_to_say_how_its_processes_ended() -> None:
