@@ -1,7 +1,7 @@
 """`unbroken run` of scripts that hang, with gloo: who is blamed."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,8 @@ def test_rank_that_hangs_is_blamed_or_nobody_and_never_one_that_waits(
     start_job: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2.22"""
-    marks = tmp_path / "marks"
-    marks.mkdir()
-    monkeypatch.setenv("TEST_HANGS", str(marks))
-    options = ("--pods", "4", "--soft-timeout", "8", "--hard-timeout", "14")
-    job = start_job(*options, workload="wrapped", command=[str(KINDS), ",".join(HANGS), "pings"])
-    assert job.wait_for_exit(360) == 0, job.text()
-    assert len(list(marks.iterdir())) == len(HANGS)
+    monkeypatch.setenv("TEST_HANGS", str(tmp_path / "marks"))
+    job = run_hangs(start_job, tmp_path / "marks", HANGS)
     told = last_words(job.text())
     blamed = [words for words in told.values() if "rank not known" not in words]
     right = "|".join(HANGS.values())
@@ -73,16 +68,21 @@ WAITS = {
 def test_hang_in_nested_groups_is_blamed_on_the_rank_or_the_script(
     start_job: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    marks = tmp_path / "marks"
-    marks.mkdir()
-    monkeypatch.setenv("TEST_HANGS", str(marks))
-    options = ("--pods", "4", "--soft-timeout", "8", "--hard-timeout", "14")
-    job = start_job(*options, workload="wrapped", command=[str(KINDS), ",".join(WAITS), "pings"])
-    assert job.wait_for_exit(360) == 0, job.text()
-    assert len(list(marks.iterdir())) == len(WAITS)
+    monkeypatch.setenv("TEST_HANGS", str(tmp_path / "marks"))
+    job = run_hangs(start_job, tmp_path / "marks", WAITS)
     known = [words for words in last_words(job.text()).values() if "rank not known" not in words]
     assert known, job.text()
     assert all(re.search("|".join(WAITS.values()), words) for words in known), job.text()
+
+
+def run_hangs(start_job: Callable[..., Any], marks: Path, hangs: Collection[str]) -> Any:
+    """Run a job on four pods through these hangs to its end; return it. `marks` has a file of each that happened."""
+    marks.mkdir()
+    options = ("--pods", "4", "--soft-timeout", "8", "--hard-timeout", "14")
+    job = start_job(*options, workload="wrapped", command=[str(KINDS), ",".join(hangs), "pings"])
+    assert job.wait_for_exit(360) == 0, job.text()
+    assert len(list(marks.iterdir())) == len(hangs)
+    return job
 
 
 def last_words(text: str) -> dict[str, str]:
