@@ -6,9 +6,10 @@
 A transformer of 30 M parameters under FSDP2 on two workers, a checkpoint on the disk every 10 steps, in memory after
 each step, a fault 8 steps after one on the disk.
 From the instant in which the last worker had made the last step before the fault, until the last one has made the
-next step that had never been made. Terms: `restart` until all are in the training function again, `join` (process
-group), `model` (the user's), `restore`, `redo` (steps made again, and the new one). `step` is the mean of all steps
-without a fault, checkpoints included: what the system costs while nothing fails.
+next step that had never been made. It is split twice. `terms` are those of docs/cost.md; `detect` ends when the system
+says for the first time that it knows. `phases` say how far the workers are: `restart` until all are in the training
+function again, `join` (process group), `model` (the user's), `restore`, `redo` (steps made again, and the new one).
+`step_s` is the mean of all steps without a fault, checkpoints included: what the system costs while nothing fails.
 
 Kinds: exception; sigkill of a worker; pod-lost (the worker and all that manages it; a spare takes over); hang (a loop
 without a step; the timeout of 5 s is part of the figure). Systems, in turn for each kind:
@@ -18,94 +19,63 @@ without a step; the timeout of 5 s is part of the figure). Systems, in turn for 
 - torchrun: torch's own; ft_launcher: that of nvidia-resiliency-ext 0.4.1, its checks every 0.5 s. For pod-lost three
   launchers of one worker each, of which one waits.
 - nvrx: the in-process restart of the same package: intervals of 10 ms, gloo freed by our abort; killed workers are
-  replaced by ones that wait in reserve.
+  replaced by ones that wait in reserve. With a lost pod goes the process that watches the worker; the others notice by
+  its heartbeats, after 5 s (30 s by default).
+- recreate: pods of the laptop cluster that a controller deletes and creates anew together, as JobSet does; for pod-lost
+  one is deleted. See lost_time_recreate.py for what such a cluster leaves out.
 """
 
 import argparse
+import contextlib
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
-from lost_time_job import HARD_S, SOFT_S, WORLD_SIZE, Job, Mark, read_marks
+import psutil
+
+from lost_time_job import HARD_S, SOFT_S, VARIABLE, WORLD_SIZE, Job, Mark, read_marks, write_mark
+from lost_time_terms import PHASES, TERMS, Row, mean_step_s, recoveries
 from recovery import end_session, peer_python
 from recovery_peers import free_ports
 
 HERE = Path(__file__).resolve().parent
-SYSTEMS = ("unbroken-memory", "unbroken-disk", "unbroken-process", "torchrun", "nvrx", "ft_launcher")
+SYSTEMS = (
+    *("unbroken-memory", "unbroken-disk", "unbroken-process"),
+    *("torchrun", "nvrx", "ft_launcher", "recreate"),
+)
 KINDS = ("exception", "sigkill", "pod-lost", "hang")
-PHASES = {"entered": "restart", "joined": "join", "built": "model", "restored": "restore"}
 CANNOT = {
     ("torchrun", "hang"): "finds no hang: it waits for the timeout of a collective, 30 minutes by default",
     ("unbroken-process", "hang"): "finds no hang of a plain script: only a wrapped one pings",
+    ("recreate", "hang"): "finds no hang: no pod fails before the timeout of a collective, 30 minutes by default",
 }
 """What a system has nothing for, and why."""
-
-
-@dataclass(frozen=True)
-class Recovery:
-    """One fault."""
-
-    lost_s: float
-    steps_redone: int
-    terms: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Row:
-    """All faults of one kind in one system."""
-
-    system: str
-    fault: str
-    recoveries: list[Recovery] = field(default_factory=list)
-    reason: str = ""
-    """Why there is no figure."""
-    step_s: float | None = None
-    """Mean of the steps without a fault, checkpoints included."""
-
-    def to_dict(self) -> dict[str, object]:
-        """Return it as in the file: medians, and each figure."""
-        found = self.recoveries
-        median = statistics.median
-        return {
-            "system": self.system,
-            "fault": self.fault,
-            "lost_s": round(median(one.lost_s for one in found), 4) if found else None,
-            "steps_redone": median(one.steps_redone for one in found) if found else None,
-            "terms": {name: round(median(one.terms[name] for one in found), 4) for name in found[0].terms}
-            if found
-            else {},
-            "step_s": None if self.step_s is None else round(self.step_s, 4),
-            "all_lost_s": [round(one.lost_s, 4) for one in found],
-            "reason": self.reason,
-        }
+KNOWN = {
+    "unbroken": re.compile(r"\s{2}fault \d+: "),
+    "torchrun": re.compile(r"failed \(exitcode: "),
+    "ft_launcher": re.compile(r"failed \(exitcode: |Did not get subsequent heartbeat"),
+}
+"""What systems say once they know of a fault. The others' workers, and the controller, leave a mark themselves."""
 
 
 def commands(job: Job) -> list[list[str]]:
     """Return what is started for a job; the first one's end is the job's."""
     script = str(HERE / "lost_time_job.py")
     is_lost = job.fault == "pod-lost"
+    if job.system == "recreate":
+        return [[sys.executable, str(HERE / "lost_time_recreate.py")]]
     if job.system.startswith("unbroken"):
-        options = ["--pods", str(WORLD_SIZE), "--ranks-per-pod", "1", "--quiet"]
-        if job.fault == "hang":
-            # Not for the others: on a busy machine a step may take longer.
-            options += ["--soft-timeout", str(SOFT_S), "--hard-timeout", str(HARD_S)]
-        if is_lost:
-            options += ["--spares", "1"]
-        if job.system == "unbroken-process":
-            options += ["--rungs", "process,pod" if is_lost else "process"]
-        if job.system == "unbroken-memory":
-            # 12 bytes a parameter in two slots, and room for the small things.
-            parameters = 12 * job.width**2 * job.layers + 9000 * job.width
-            options += ["--memory", str(2 * 12 * parameters // WORLD_SIZE + (64 << 20))]
-        return [[sys.executable, "-m", "unbroken", "run", *options, script]]
+        return [[sys.executable, "-m", "unbroken", "run", *_own_options(job), script]]
     if job.system == "nvrx":
         return [[str(peer_python()), str(HERE / "lost_time_nvrx.py")]]
     if job.system == "ft_launcher":
@@ -127,27 +97,47 @@ def commands(job: Job) -> list[list[str]]:
     ]
 
 
+def _own_options(job: Job) -> list[str]:
+    """Return the options of `unbroken run`."""
+    is_lost = job.fault == "pod-lost"
+    options = ["--pods", str(WORLD_SIZE), "--ranks-per-pod", "1", "--quiet"]
+    if job.fault == "hang":
+        # Not for the others: on a busy machine a step may take longer.
+        options += ["--soft-timeout", str(SOFT_S), "--hard-timeout", str(HARD_S)]
+    if is_lost:
+        options += ["--spares", "1"]
+    if job.system == "unbroken-process":
+        options += ["--rungs", "process,pod" if is_lost else "process"]
+    if job.system == "unbroken-memory":
+        # 12 bytes a parameter in two slots, and room for the small things.
+        parameters = 12 * job.width**2 * job.layers + 9000 * job.width
+        options += ["--memory", str(2 * 12 * parameters // WORLD_SIZE + (64 << 20))]
+    return options
+
+
 def run(job: Job, limit_s: float, is_loud: bool) -> Row:
     """Run a job; return what each fault has cost. Raises RuntimeError when it did not come back from one."""
     # A port of its own for each round: gloo meets the addresses of the round before otherwise.
     environment = {**os.environ, **job.variables(), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE), "GLOO_SOCKET_IFNAME": "lo"}
-    output = None if is_loud else subprocess.DEVNULL
+    python_path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path, "GLOO_SOCKET_IFNAME": "lo"}
     processes = []
     until_s = time.monotonic() + limit_s
     try:
         for command in commands(job):
-            processes.append(
-                subprocess.Popen(
-                    command, env=environment, stdout=output, stderr=output, start_new_session=True, cwd=job.folder
-                )
-            )
+            process = subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+                cwd=job.folder,
+            )  # fmt: skip
+            processes.append(process)
+            threading.Thread(target=_follow, args=(job, process.stdout, is_loud), daemon=True).start()
         processes[0].wait(max(until_s - time.monotonic(), 0.1))
     except subprocess.TimeoutExpired:
         print(f"{job.system} {job.fault}: not over after {limit_s:g} s", file=sys.stderr)
     finally:
         for process in processes:
             end_session(process)
+        end_workers(job)
     marks = read_marks(Path(job.folder))
     found = recoveries(marks, job.fault_steps)
     if len(found) != job.num_faults:
@@ -155,43 +145,25 @@ def run(job: Job, limit_s: float, is_loud: bool) -> Row:
     return Row(job.system, job.fault, found, step_s=mean_step_s(marks))
 
 
-def mean_step_s(marks: Sequence[Mark]) -> float | None:
-    """Return the mean seconds of a step of rank 0 that followed another one with nothing between; None without any."""
-    seconds = []
-    before: Mark | None = None
-    for mark in sorted((one for one in marks if one.rank == 0 or one.name == "fault"), key=lambda one: one.at_ns):
-        if mark.name == "step" and before is not None and before.name == "step" and mark.step == before.step + 1:
-            seconds.append((mark.at_ns - before.at_ns) / 1e9)
-        before = mark
-    return statistics.mean(seconds) if seconds else None
+def end_workers(job: Job) -> None:
+    """End what a system has left of a job, in sessions of its own."""
+    wanted = job.variables()[VARIABLE]
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and process.environ().get(VARIABLE) == wanted:
+                process.kill()
 
 
-def recoveries(marks: Sequence[Mark], fault_steps: Sequence[int]) -> list[Recovery]:
-    """Return what each fault has cost; nothing of those after which the next step was not made by all."""
-    found = []
-    for step in fault_steps:
-        at_ns = next((one.at_ns for one in marks if (one.name, one.step) == ("fault", step)), None)
-        if at_ns is None:
-            continue
-        before = [one.at_ns for one in marks if (one.name, one.step) == ("step", step - 1) and one.at_ns < at_ns]
-        again: dict[int, int] = {}
-        for one in marks:
-            if (one.name, one.step) == ("step", step) and one.at_ns > at_ns:
-                again.setdefault(one.rank, one.at_ns)
-        if len(again) < WORLD_SIZE or not before:
-            continue
-        start_ns, end_ns = max(before), max(again.values())
-        between = [one for one in marks if at_ns < one.at_ns <= end_ns]
-        terms: dict[str, float] = {}
-        last_ns = start_ns
-        for name, term in PHASES.items():
-            reached_ns = max((one.at_ns for one in between if one.name == name), default=last_ns)
-            terms[term] = (reached_ns - last_ns) / 1e9
-            last_ns = reached_ns
-        terms["redo"] = (end_ns - last_ns) / 1e9
-        restored = min(one.step for one in between if one.name == "restored")
-        found.append(Recovery((end_ns - start_ns) / 1e9, step - 1 - restored, terms))
-    return found
+def _follow(job: Job, output: IO[bytes], is_loud: bool) -> None:
+    """Mark when a system says that it knows of a fault, until its output ends."""
+    known = KNOWN.get("unbroken" if job.system.startswith("unbroken") else job.system)
+    for line in output:
+        at_ns = time.monotonic_ns()
+        text = line.decode(errors="replace")
+        if known is not None and known.search(text):
+            write_mark(Path(job.folder), Mark("known", -1, -1, at_ns))
+        if is_loud:
+            sys.stdout.write(text)
 
 
 def measure(options: argparse.Namespace) -> list[Row]:
@@ -200,6 +172,9 @@ def measure(options: argparse.Namespace) -> list[Row]:
     for kind in options.kinds.split(","):
         for system in options.systems.split(","):
             rows.append(measure_one(system, kind, options))
+            if options.json is not None:
+                # After each: who ends it early keeps what was measured.
+                options.json.write_text(json.dumps([row.to_dict() for row in rows], indent=2))
             print(to_table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
     return rows
 
@@ -215,7 +190,7 @@ def measure_one(system: str, kind: str, options: argparse.Namespace) -> Row:
             options.memory_every,
         )  # fmt: skip
         return run(job, options.limit, options.loud)
-    except RuntimeError as error:
+    except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
         return Row(system, kind, reason=f"did not come back: {error}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -223,18 +198,20 @@ def measure_one(system: str, kind: str, options: argparse.Namespace) -> Row:
 
 def to_table(rows: Sequence[Row]) -> str:
     """Return a markdown table of medians."""
-    terms = [*PHASES.values(), "redo"]
+    phases = [*PHASES.values(), "redo"]
+    heads = [*TERMS, *(f"({phase})" for phase in phases), "step", "faults"]
     lines = [
-        f"| fault | system | lost s | steps redone | {' | '.join(terms)} | step | faults |",
-        "|---|---|--:|--:|" + "--:|" * (len(terms) + 2),
+        f"| fault | system | lost s | steps redone | {' | '.join(heads)} |",
+        "|---|---|--:|--:|" + "--:|" * len(heads),
     ]
     for row in rows:
-        data = row.to_dict()
         if not row.recoveries:
-            lines.append(f"| {row.fault} | {row.system} | {row.reason} |" + " |" * (len(terms) + 3))
+            lines.append(f"| {row.fault} | {row.system} | {row.reason} |" + " |" * (len(heads) + 1))
             continue
-        medians = {term: statistics.median(one.terms[term] for one in row.recoveries) for term in terms}
-        seconds = " | ".join(f"{medians[term]:.2f}" for term in terms)
+        data = row.to_dict()
+        medians = [statistics.median(one.terms[term] for one in row.recoveries) for term in TERMS]
+        medians += [statistics.median(one.phases[phase] for one in row.recoveries) for phase in phases]
+        seconds = " | ".join(f"{value:.2f}" for value in medians)
         lines.append(
             f"| {row.fault} | {row.system} | {data['lost_s']:.2f} | {data['steps_redone']} | {seconds} | "
             f"{'-' if row.step_s is None else format(row.step_s, '.2f')} | {len(row.recoveries)} |"
@@ -242,8 +219,14 @@ def to_table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    """Measure, print the table, write the file; return 1 when one of our own systems has no figure."""
+def some_of(known: tuple[str, ...], name: str, text: str) -> None:
+    """Refuse words that nobody knows: they would be measured as something else."""
+    if unknown := sorted(set(text.split(",")) - set(known)):
+        sys.exit(f"{name}: want some of {','.join(known)}, got {','.join(unknown)}")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the options."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kinds", default=",".join(KINDS), help="faults (%(default)s)")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="%(default)s")
@@ -259,14 +242,19 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=900.0, help="seconds a job may take (%(default)s)")
     parser.add_argument("--json", type=Path, help="file for all figures")
     parser.add_argument("--loud", action="store_true", help="show what the jobs say")
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    """Measure, print the table, write the file; return 1 when one of our own systems has no figure."""
+    options = make_parser().parse_args()
+    some_of(KINDS, "--kinds", options.kinds)
+    some_of(SYSTEMS, "--systems", options.systems)
     if options.quick:
         options.width, options.layers, options.faults, options.every, options.after = 32, 1, 1, 3, 2
         options.memory_every = 3
     rows = measure(options)
     print(to_table(rows))
-    if options.json is not None:
-        options.json.write_text(json.dumps([row.to_dict() for row in rows], indent=2))
     return int(any(row.system.startswith("unbroken") and row.reason.startswith("did not") for row in rows))
 
 

@@ -50,7 +50,7 @@ class Job:
     @property
     def fault_steps(self) -> list[int]:
         """The steps that faults keep from being made, when they are made first."""
-        return [self.every * number + self.after + 1 for number in range(1, self.num_faults + 1)]
+        return [self.every * number + self.after + 1 for number in range(self.num_faults)]
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,18 @@ class Mark:
     """One stamp, of CLOCK_MONOTONIC: one clock for all processes of a machine."""
 
     name: str
-    """entered, joined, built, restored (of `step`, -1 for none), step (it is made), fault (before this step)."""
+    """entered, joined, built, restored (of `step`, -1 for none), step (it is made), saved (its checkpoint is over),
+    fault (before this step); started (a process), known (the system knows of a fault), created (all pods, anew)."""
     step: int
     rank: int
     at_ns: int
+
+
+def write_mark(folder: Path, mark: Mark) -> None:
+    """Add a stamp; any number of processes may at once."""
+    descriptor = os.open(folder / "marks", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(descriptor, (json.dumps(asdict(mark)) + "\n").encode())
+    os.close(descriptor)
 
 
 def read_marks(folder: Path) -> list[Mark]:
@@ -73,8 +81,16 @@ def read_marks(folder: Path) -> list[Mark]:
 class Trainer:
     """One iteration, or attempt, in one process."""
 
-    def __init__(self, job: Job, join: Callable[[], None], ping: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        join: Callable[[], None],
+        ping: Callable[[int], None],
+        find_others: Callable[[], list[int]] | None = None,
+    ) -> None:
+        """Take how to join and ping; `find_others` finds the processes that are lost with this worker's pod."""
         self._job, self._join, self._ping = job, join, ping
+        self._find_others = find_others or (lambda: lost_processes(job.system))
         self._folder = Path(job.folder)
         self._rank = int(os.environ["RANK"])
 
@@ -97,7 +113,8 @@ class Trainer:
             model(tokens).square().mean().backward()
             optimizer.step()
             self._mark("step", step)
-            self._save(state, step)
+            if self._save(state, step):
+                self._mark("saved", step)
             self._ping(step)
 
     def _make(self) -> dict[str, Any]:
@@ -135,17 +152,19 @@ class Trainer:
             load(self._stateful(state), checkpoint_id=self._folder / f"step-{newest}")
         return newest
 
-    def _save(self, state: dict[str, Any], step: int) -> None:
+    def _save(self, state: dict[str, Any], step: int) -> bool:
+        """Return whether training stood still for a checkpoint."""
         if self._job.system == "unbroken-memory":
             self._checkpoints.save(state, step)
-            return
+            return step % self._job.memory_every == 0
         if step % self._job.every:
-            return
+            return False
         from torch.distributed.checkpoint.state_dict_saver import save
 
         save(self._stateful(state), checkpoint_id=self._folder / f"step-{step}")
         if self._rank == 0:
             shutil.rmtree(self._folder / f"step-{step - 2 * self._job.every}", ignore_errors=True)
+        return True
 
     def _stateful(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return what torch's own checkpoints need: it makes the optimizer's state before it is read."""
@@ -171,11 +190,13 @@ class Trainer:
             os.close(os.open(self._folder / f"fault-{step}", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return
-        victims = lost_processes(self._job.system) if self._job.fault == "pod-lost" else []
+        has_more = self._job.fault == "pod-lost" and self._job.system != "recreate"
+        victims = self._find_others() if has_more else []
         self._mark("fault", step)
         if self._job.fault == "exception":
             raise RuntimeError("injected by the benchmark")
-        if self._job.fault == "hang":
+        if self._job.fault == "hang" or (self._job.system, self._job.fault) == ("recreate", "pod-lost"):
+            # A pod of a cluster is lost when it is deleted: the benchmark does that once it sees the mark.
             while True:
                 # Not a busy loop: it would take a processor from those who recover.
                 time.sleep(0.001)
@@ -185,10 +206,7 @@ class Trainer:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _mark(self, name: str, step: int = -1) -> None:
-        line = json.dumps(asdict(Mark(name, step, self._rank, time.monotonic_ns()))) + "\n"
-        descriptor = os.open(self._folder / "marks", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.write(descriptor, line.encode())
-        os.close(descriptor)
+        write_mark(self._folder, Mark(name, step, self._rank, time.monotonic_ns()))
 
 
 def lost_processes(system: str) -> list[int]:
@@ -243,10 +261,12 @@ def _no_ping(step: int) -> None:
 
 def main() -> None:
     """Train as the system wants it."""
+    job = Job.read()
+    if job.system == "recreate":
+        write_mark(Path(job.folder), Mark("started", -1, int(os.environ["RANK"]), time.monotonic_ns()))
     import torch
 
     torch.set_num_threads(1)
-    job = Job.read()
     if job.system in ("unbroken-memory", "unbroken-disk"):
         run_wrapped(job)
     else:

@@ -7,12 +7,14 @@ import datetime
 import importlib
 import os
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from lost_time_job import HARD_S, SOFT_S, WORLD_SIZE, Job, Trainer
+from lost_time_job import HARD_S, SOFT_S, WORLD_SIZE, Job, Mark, Trainer, write_mark
 from recovery_peers import LONG, free_ports, join, shut_gloo_sockets
 from unbroken.inprocess.connections.reverse_lookups import stop_reverse_lookups
 
@@ -24,6 +26,8 @@ def work(job: Job, rank: int, num_workers: int, ports: tuple[int, int]) -> None:
 
     class AbortGloo(Abort):  # type: ignore[misc] # the peer has no types
         def __call__(self, state: Any) -> Any:
+            # Called as soon as this rank knows of a fault of any.
+            write_mark(Path(job.folder), Mark("known", -1, -1, time.monotonic_ns()))
             shut_gloo_sockets()
             return state
 
@@ -45,6 +49,9 @@ def work(job: Job, rank: int, num_workers: int, ports: tuple[int, int]) -> None:
             "soft_timeout": datetime.timedelta(seconds=SOFT_S),
             "hard_timeout": datetime.timedelta(seconds=HARD_S),
         }
+    if job.fault == "pod-lost":
+        # The process that watches a worker is lost with it: only its missing heartbeats tell, after 30 s by default.
+        options["heartbeat_timeout"] = datetime.timedelta(seconds=SOFT_S)
     if num_workers > WORLD_SIZE:
         layers = inprocess.rank_assignment
         options["rank_assignment"] = layers.Tree(
@@ -55,7 +62,14 @@ def work(job: Job, rank: int, num_workers: int, ports: tuple[int, int]) -> None:
         if call is None:
             raise RuntimeError("want a CallWrapper from the peer")
         active = int(os.environ["RANK"])
-        Trainer(job, lambda: join(store, call.iteration, active, WORLD_SIZE, LONG), lambda step: call.ping()).train()
+
+        def find_others() -> list[int]:
+            return [call.monitor_process.process_monitor_proc.pid]
+
+        def join_group() -> None:
+            join(store, call.iteration, active, WORLD_SIZE, LONG)
+
+        Trainer(job, join_group, lambda step: call.ping(), find_others).train()
 
     train.__annotations__["call"] = inprocess.CallWrapper
     inprocess.Wrapper(**options)(train)()
