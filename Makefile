@@ -90,7 +90,7 @@ scan: $(STAMP) ## Scan the rendered chart with checkov, for one namespace and fo
 	$(WITH_HELM) $(BIN)/python tools/scanners/scan.py
 
 ##@ Deeper
-.PHONY: cluster-test test-integrations matrix gpu-check chart-test dashboards-test e2e sim soak bench images pictures live-page rendezvous-kill
+.PHONY: cluster-test test-integrations matrix gpu-check chart-test dashboards-test e2e sim soak bench cost images pictures live-page rendezvous-kill
 cluster-test: $(STAMP) ## Run tests that need a real API server (UNBROKEN_TEST_KUBECONFIGS=name=kubeconfig:..., TESTS=folders)
 	$(PYTEST) $(or $(TESTS),tests/contract tests/integration) -m cluster --junitxml=$(REPORT) $(ARGS)
 
@@ -136,6 +136,9 @@ soak: $(FRAMEWORKS)/.setup-done ## 1,000 restarts in one process and with FSDP2 
 
 bench: $(STAMP) ## Measure beside the peers on this machine (BENCH=recovery, rendezvous, process_rung, lost_time, memory, memory_copies, assignment, footprint, overhead or control_plane, ARGS=the benchmark's arguments)
 	PYTHONPATH=$(CURDIR)/benchmarks $(BIN)/python benchmarks/$(or $(BENCH),recovery).py $(ARGS)
+
+cost: $(STAMP) ## Measure what a fault costs, ours beside the peers, and what that makes of weeks on a cluster; writes docs/cost.md and README.md; 15 quiet minutes (ARGS="--faults 5": more of them; ARGS=--reuse: only simulate)
+	PYTHONPATH=$(CURDIR)/benchmarks $(BIN)/python benchmarks/cost.py $(ARGS)
 
 images: ## Build the container images with buildah (BASE=python image by digest, TAG=tag, ARGS=arguments of buildah build)
 	@tools/images.sh "$(BASE)" "$(or $(TAG),0.1.0)" $(ARGS)
