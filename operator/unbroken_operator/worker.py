@@ -199,10 +199,11 @@ class JobWorker:
                 # New pods mount the Secret: be sure that it is there, however long ago it was read.
                 again = await self._observe(FRESH_SECRET_S)
                 if again.secret != snapshot.secret:
-                    decision = await self._decide(again)
+                    snapshot, decision = again, await self._decide(again)
             decision = self._afford(decision)
             try:
-                refusals = await self._executor.apply(decision.actions)
+                version = str(snapshot.job["metadata"].get("resourceVersion", ""))
+                refusals = await self._executor.apply(decision.actions, version)
             finally:
                 self._pay()
                 for action in decision.actions:
