@@ -24,7 +24,7 @@ _Loop: Any = asyncio.AbstractEventLoop
 """Its many methods for input and output are left out."""
 
 
-class VirtualLoop(_Loop):  # type: ignore[misc]
+class VirtualLoop(_Loop):  # type: ignore[misc] # else each method that is left out is missed
     """What asyncio's tasks, time-outs and events need of a loop, and nothing of input and output."""
 
     def __init__(self, clock: Callable[[], float], wake_at: Callable[[float], None]) -> None:

@@ -19,7 +19,7 @@ def _with_pod_on(node: str, **fields: object) -> Snapshot:
     world = running_world()
     world.pods["digits-2"]["spec"]["nodeName"] = node
     world.rendezvous_says(world.report.phase, ["digits-0", "digits-1"], []) if world.report else None
-    return dataclasses.replace(world.snapshot(), **fields)  # type: ignore[arg-type]
+    return dataclasses.replace(world.snapshot(), **fields)  # type: ignore[arg-type] # each test knows its own
 
 
 @pytest.mark.parametrize("is_unseen", [True, False], ids=["not told of yet", "gone"])
