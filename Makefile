@@ -124,14 +124,16 @@ dashboards-test: $(STAMP) ## Test alerts with promtool, and each panel on a Prom
 e2e: $(STAMP) ## Run the end-to-end tests (on real API servers, too, where UNBROKEN_TEST_KUBECONFIGS names some)
 	$(PYTEST) -n 3 tests/e2e --junitxml=$(REPORT) $(ARGS)
 
-sim: $(STAMP) ## Simulate random faults in virtual time (SEEDS=first:last), or show one seed in full (SEED=number)
-	PYTHONPATH=. $(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),0:1000))
+sim: $(STAMP) ## Simulate random faults in virtual time (SEEDS=first:last), or show one seed in full (SEED=number); LOOP=1: with cluster and operators alone
+	$(if $(LOOP),,PYTHONPATH=. $(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),0:1000)))
+	$(if $(LOOP)$(if $(SEED),,1),PYTHONPATH=. $(BIN)/python -m tests.simulation --control-loop $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),0:300)))
 
-soak: $(FRAMEWORKS)/.setup-done ## 1,000 restarts in one process and with FSDP2 and Hugging Face's Trainer, a million messages to all who listen (MESSAGES=number), a million random faults in simulated jobs (SCHEDULES=number), then faults in real jobs (JOBS=number)
+soak: $(FRAMEWORKS)/.setup-done ## 1,000 restarts in one process and with FSDP2 and Hugging Face's Trainer, a million messages to all who listen (MESSAGES=number), a million random faults in simulated jobs (SCHEDULES=number), as many in simulated clusters with operators (LOOPS=number), then faults in real jobs (JOBS=number)
 	$(PYTEST) tests/integration -m soak $(ARGS)
 	$(FRAMEWORKS)/bin/python -m pytest tests/integrations -m soak $(ARGS)
 	PYTHONPATH=. $(BIN)/python -m tests.fuzzing --messages $(or $(MESSAGES),1000000)
-	UNBROKEN_SCHEDULES=$(or $(SCHEDULES),170000) $(PYTEST) -n 2 tests/simulation --timeout=0 $(ARGS)
+	UNBROKEN_SCHEDULES=$(or $(SCHEDULES),170000) $(PYTEST) -n 2 tests/simulation/test_simulation.py tests/simulation/test_mutations.py --timeout=0 $(ARGS)
+	UNBROKEN_LOOPS=$(or $(LOOPS),35000) $(PYTEST) -n 2 tests/simulation/test_control_loop.py --timeout=0 $(ARGS)
 	PYTHONPATH=. $(BIN)/python -m tests.soak --seeds 0:$(or $(JOBS),20)
 
 bench: $(STAMP) ## Measure beside the peers on this machine (BENCH=recovery, rendezvous, process_rung, lost_time, memory, memory_copies, assignment, footprint, overhead or control_plane, ARGS=the benchmark's arguments)

@@ -24,7 +24,7 @@ from unbroken_operator.adapters.executor import Executor, Services
 from unbroken_operator.adapters.job_secret import JobSecret
 from unbroken_operator.adapters.poller import Poller
 from unbroken_operator.adapters.rendezvous_client import RendezvousTarget
-from unbroken_operator.adapters.stores import HeldPods, JobKey, version_of
+from unbroken_operator.adapters.stores import HeldPods, JobKey, NodeStore, version_of
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import (
     COSTS,
@@ -199,10 +199,11 @@ class JobWorker:
                 # New pods mount the Secret: be sure that it is there, however long ago it was read.
                 again = await self._observe(FRESH_SECRET_S)
                 if again.secret != snapshot.secret:
-                    decision = await self._decide(again)
+                    snapshot, decision = again, await self._decide(again)
             decision = self._afford(decision)
             try:
-                refusals = await self._executor.apply(decision.actions)
+                version = str(snapshot.job["metadata"].get("resourceVersion", ""))
+                refusals = await self._executor.apply(decision.actions, version)
             finally:
                 self._pay()
                 for action in decision.actions:
@@ -289,7 +290,7 @@ class JobWorker:
             await self._executor.look_for_unsure_pods()
             await self._executor.look_for_released_pods()
         secret = self._secret
-        found = await self._aside(partial(_look, shared.pods.held(self.key, self.uid), self.key[1]))
+        found = await self._aside(partial(_look, shared.pods.held(self.key, self.uid), self.key[1], shared.nodes))
         now_s = time.monotonic()
         self._poller.limits = self._report_limits(found, now_s)
         self._poller.follow(self._target(found.rendezvous))
@@ -313,6 +314,7 @@ class JobWorker:
             has_job_key=secret.has_job_key,
             tokens=secret.tokens,
             hosts=found.hosts,
+            unseen_nodes=found.unseen_nodes,
         )
         self._is_starting = found.is_starting
         if self._has_new_spec:
@@ -330,7 +332,8 @@ class JobWorker:
         self._memory.note_ordinals(snapshot.status)
         self._memory.note_lease(snapshot.options.lease, str(snapshot.status.get("lease") or ""), now_s)
         self._memory.update(owned, snapshot.report, job_outcome(snapshot) is not None, now_s)
-        return dataclasses.replace(snapshot, memory=self._memory.view(now_s))
+        unseen = self._memory.note_unseen(snapshot.unseen_nodes, now_s)
+        return dataclasses.replace(snapshot, memory=self._memory.view(now_s), unseen_nodes=unseen)
 
     async def _aside(self, work: Callable[[], Result]) -> Result:
         """Do this at once for a small job; for a large one, where it takes long, in a thread."""
@@ -412,9 +415,11 @@ class _Look:
     """Those that may be asked."""
     is_starting: bool
     """Whether a pod is starting on its node."""
+    unseen_nodes: frozenset[str]
+    """Nodes of the job's own pods of which nobody has told."""
 
 
-def _look(held: HeldPods, job: str) -> _Look:
+def _look(held: HeldPods, job: str, nodes: NodeStore) -> _Look:
     pods = held.by_name()
     owned = [pod for pod in pods if pod.owner_uid == held.owner_uid and is_named_as(pod, pod.component, job)]
     return _Look(
@@ -432,6 +437,7 @@ def _look(held: HeldPods, job: str) -> _Look:
             and not pod.is_standby
         ),
         any(pod.node and pod.phase == "Pending" and not pod.is_deleting for pod in owned),
+        nodes.unseen({pod.node for pod in owned if pod.node}),
     )
 
 

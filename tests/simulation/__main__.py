@@ -1,4 +1,4 @@
-"""Run random fault schedules: python -m tests.simulation [--seeds 0:1000] [--seed 17] [--log-actions FILE]."""
+"""Run random fault schedules: python -m tests.simulation [--control-loop] [--seeds 0:1000] [--seed 17]."""
 
 import argparse
 import sys
@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from tests.simulation.action_log import write_log
+from tests.simulation.control_loop.loop_report import run_loop_seeds, tell_loop_seed
 from tests.simulation.runner import run_seed
 
 
@@ -15,7 +16,12 @@ def main() -> int:
     parser.add_argument("--seeds", default="0:1000", help="first:last, the last excluded (default 0:1000)")
     parser.add_argument("--seed", type=int, help="run only this one, and tell its story")
     parser.add_argument("--log-actions", type=Path, help="write digests of what the coordinator does (action_log.py)")
+    parser.add_argument("--control-loop", action="store_true", help="with cluster, API server and operators")
     options = parser.parse_args()
+    if options.control_loop and options.seed is not None:
+        return tell_loop_seed(options.seed)
+    if options.control_loop:
+        return run_loop_seeds(range(*map(int, options.seeds.split(":"))))
     if options.seed is not None:
         result = run_seed(options.seed)
         print("\n".join(result.story))

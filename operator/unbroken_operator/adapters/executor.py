@@ -72,6 +72,8 @@ _OWN_FIELDS = frozenset(
     ("observedGeneration", "accepted", "nextPodOrdinal", "nextRendezvousOrdinal", "endedTerm", "selector", "replicas")
 )
 """Of the status: numbers and words of the operator's own, which no report brings."""
+_ORDINALS = frozenset(("nextPodOrdinal", "nextRendezvousOrdinal"))
+"""Of the status: they only rise."""
 
 
 class StatusRefused(KubeRefused):
@@ -120,16 +122,19 @@ class Executor:
         """Training pods, by name, that live without the job's label."""
         self._tried: set[int] = set()
         """Ordinals of training pods of this plan that may have been created."""
+        self._job_version = ""
+        """Of the job that the present plan was made of."""
         self._unsure: set[str] = set()
         """Names of pods that may or may not have been created."""
 
-    async def apply(self, actions: tuple[Action, ...]) -> tuple[WriteRefusal, ...]:
+    async def apply(self, actions: tuple[Action, ...], job_version: str = "") -> tuple[WriteRefusal, ...]:
         """Do all of it, in order; return what the API server refused for good. Raises KubeError for the rest.
 
+        `job_version`: the resource version of the job that the plan was made of.
         A report that makes the API server refuse the status is told after all else has been done: pods matter more.
         """
         planned = [ordinal for action in actions if (ordinal := _trainers_ordinal(action)) is not None]
-        self._tried = set()
+        self._tried, self._job_version = set(), job_version
         try:
             return await self._apply_groups(actions)
         finally:
@@ -267,9 +272,14 @@ class Executor:
 
     async def _merge_status(self, patch: Mapping[str, Any]) -> None:
         # The uid makes the API server refuse a write that is meant for an earlier job of this name.
-        whole = {"metadata": {"uid": self._uid}, "status": patch}
+        metadata = {"uid": self._uid}
+        if self._job_version and not _ORDINALS.isdisjoint(patch):
+            # A write that was given up for lost may take effect later: it must not take back what was reserved since.
+            metadata["resourceVersion"] = self._job_version
+        whole = {"metadata": metadata, "status": patch}
         written = await self._shared.kube.merge(f"{self.job_path()}/status", whole)
         self.written_job = written
+        self._job_version = str((written.get("metadata") or {}).get("resourceVersion", ""))
         lost = lost_fields(patch, written.get("status") or {})
         if lost - self.lost_fields:
             names = ",".join(sorted(lost))

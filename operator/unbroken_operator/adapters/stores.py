@@ -8,7 +8,7 @@ it by version.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
@@ -25,6 +25,7 @@ MAX_TOMBSTONES = 20_000
 MAX_PAST_HOSTS = 128
 """Of one job: more than a job may blame, so that moving about hides none of them."""
 MAX_HOSTED_JOBS = 2_000
+MAX_GONE_NODES = 20_000
 MAX_VANISHED = 256
 """Of one job, until its worker has looked what became of them."""
 
@@ -321,6 +322,15 @@ class NodeStore:
     def __init__(self, on_change: Callable[[str], None]) -> None:
         self._on_change = on_change
         self._nodes: dict[str, NodeView] = {}
+        self._gone: OrderedDict[str, None] = OrderedDict()
+        """Names of nodes that were there and went."""
+
+    def unseen(self, names: Iterable[str]) -> frozenset[str]:
+        """Return those of these nodes that never were there: they have gone before, or the watch is behind.
+
+        A thread may ask: each name is looked up by itself.
+        """
+        return frozenset(name for name in names if name not in self._nodes and name not in self._gone)
 
     @property
     def nodes(self) -> Mapping[str, NodeView]:
@@ -335,8 +345,7 @@ class NodeStore:
         """See Store."""
         names = {view.name for view in items}
         for name in [name for name in self._nodes if name not in names]:
-            del self._nodes[name]
-            self._on_change(name)
+            self._drop(name)
         for view in items:
             self._take(view)
 
@@ -349,14 +358,22 @@ class NodeStore:
         self._take(node_view(item))
 
     def _take(self, view: NodeView) -> None:
+        self._gone.pop(view.name, None)
         if self._nodes.get(view.name) != view:
             self._nodes[view.name] = view
             self._on_change(view.name)
 
     def remove(self, item: dict[str, Any]) -> None:
         """See Store."""
-        if self._nodes.pop(item["metadata"]["name"], None) is not None:
-            self._on_change(item["metadata"]["name"])
+        if item["metadata"]["name"] in self._nodes:
+            self._drop(item["metadata"]["name"])
+
+    def _drop(self, name: str) -> None:
+        del self._nodes[name]
+        self._gone[name] = None
+        if len(self._gone) > MAX_GONE_NODES:
+            self._gone.popitem(last=False)
+        self._on_change(name)
 
 
 def _job_key(item: Mapping[str, Any]) -> JobKey:

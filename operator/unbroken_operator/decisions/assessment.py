@@ -120,7 +120,9 @@ def _is_ended(pod: PodView, snapshot: Snapshot) -> bool:
         return pod.has_ended
     node = snapshot.nodes.get(pod.node)
     # Deleting a Node, or this taint, asserts that the machine is off: by an administrator or the cloud's controller.
-    return bool(snapshot.nodes) if node is None else node.is_out_of_service
+    if node is None:
+        return bool(snapshot.nodes) and pod.node not in snapshot.unseen_nodes
+    return node.is_out_of_service
 
 
 def _is_accounted(snapshot: Snapshot) -> bool:
@@ -139,7 +141,7 @@ def _gone(pod: PodView, lost: frozenset[str]) -> Cause | None:
 
 
 def _is_lost(pod: PodView, snapshot: Snapshot, members: dict[str, PodStatus]) -> bool:
-    if not pod.node or pod.is_terminal:
+    if not pod.node or pod.is_terminal or pod.node in snapshot.unseen_nodes:
         return False
     node = snapshot.nodes.get(pod.node)
     if node is not None and node.is_ready:

@@ -29,6 +29,9 @@ REVERTS_S = 600.0
 MAX_POSTED = 500
 STAND_BACK_S = 600.0
 """So long an operator leaves a job alone that another one leads as well; then it looks whether that is still so."""
+UNSEEN_S = 180.0
+"""So long a node that a pod names may be one of which the watch has yet to tell: a watch that has died in silence is
+noticed sooner."""
 THROTTLED_S = 600.0
 """So long a job that was held back is said to be."""
 
@@ -71,6 +74,8 @@ class JobMemory:
     unused_ordinals: frozenset[int] = frozenset()
     next_rendezvous_ordinal: int = 0
     sound_spec: Mapping[str, Any] | None = None
+    unseen_since: dict[str, float] = field(default_factory=dict)
+    """When pods of the job were first known to be on a node that was not, by its name."""
     predecessor: Predecessor = field(default_factory=Predecessor)
     has_led: bool = False
     """Whether the job's status has named this operator's Lease."""
@@ -160,6 +165,11 @@ class JobMemory:
             self.has_led = True
         elif own and named and self.has_led:
             self.has_led, self.rival, self.rival_at = False, named, now_s
+
+    def note_unseen(self, nodes: frozenset[str], now_s: float) -> frozenset[str]:
+        """Remember which nodes of the job's pods nobody has told of; return those that may yet be told of."""
+        self.unseen_since = {name: self.unseen_since.get(name, now_s) for name in nodes}
+        return frozenset(name for name, since in self.unseen_since.items() if now_s - since < UNSEEN_S)
 
     def note_posted(self, event: str) -> None:
         """Remember that the API server has this Event, or does not take it."""

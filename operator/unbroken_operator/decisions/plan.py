@@ -56,7 +56,7 @@ from unbroken_operator.decisions.objects.network_policy import network_policies
 from unbroken_operator.decisions.objects.training_pods import DumpedTemplate, dumped_template, training_pod
 from unbroken_operator.decisions.reporting.events import events
 from unbroken_operator.decisions.reporting.rivals import rival_event, stands_back
-from unbroken_operator.decisions.reporting.silence import look_again_s
+from unbroken_operator.decisions.reporting.silence import has_run, look_again_s
 from unbroken_operator.decisions.reporting.status import earlier, next_status, status_patch
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
 from unbroken_operator.decisions.spreading import spare_preferences
@@ -387,7 +387,7 @@ def _deletions(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -
     yield from not_started(assessment.outdated)
     yield from without_agent(snapshot, assessment)
     yield from _old_failures(trainers, verdict.spec.failed_pods_history_limit)
-    yield from _surplus(verdict, assessment)
+    yield from _surplus(snapshot, verdict, assessment)
 
 
 def _old_failures(trainers: tuple[PodView, ...], num_kept: int) -> Iterator[Action]:
@@ -398,13 +398,16 @@ def _old_failures(trainers: tuple[PodView, ...], num_kept: int) -> Iterator[Acti
         yield DeletePod(pod.name, pod.uid, f"spec.failedPodsHistoryLimit ({num_kept}) newer failed pods are kept")
 
 
-def _surplus(verdict: ValidSpec, assessment: Assessment) -> Iterator[Action]:
+def _surplus(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -> Iterator[Action]:
     """Delete what is too much after scaling down: pods without work first, an active pod never while the job runs."""
     num_surplus = len(assessment.alive) - _num_wanted(verdict, assessment)
     if num_surplus <= 0:
         return
-    has_run = assessment.report is not None and assessment.report.iteration >= 0
-    candidates = [pod for pod in assessment.alive if not has_run or assessment.role(pod) is Role.SPARE]
+    knows_ranks = assessment.report is not None and assessment.report.iteration >= 0
+    if has_run(snapshot) and not (snapshot.is_reachable and knows_ranks):
+        # Who trains is known to the rendezvous alone: what was spare when it was last heard may have a rank now.
+        return
+    candidates = [pod for pod in assessment.alive if not knows_ranks or assessment.role(pod) is Role.SPARE]
     order = sorted(candidates, key=lambda pod: (assessment.role(pod) is Role.ACTIVE, pod.is_ready, -pod.ordinal))
     for pod in order[:num_surplus]:
         yield DeletePod(pod.name, pod.uid, "the job wants fewer pods")

@@ -312,6 +312,8 @@ class Snapshot:
     """Secrets with pods' tokens that are known to exist, by block."""
     hosts: frozenset[str] = frozenset()
     """Nodes on which the operator saw pods of this job run: reports may name any."""
+    unseen_nodes: frozenset[str] = frozenset()
+    """Nodes of pods that this process has not seen yet: the watch of nodes may be behind that of pods."""
 
     @property
     def uid(self) -> str:

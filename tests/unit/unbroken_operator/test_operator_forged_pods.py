@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from unbroken_operator.adapters.stores import PodStore
+from unbroken_operator.adapters.stores import NodeStore, PodStore
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import CreatePod, CreateTokens
 from unbroken_operator.worker import _look, _token_blocks
@@ -64,4 +64,5 @@ def test_a_forged_rendezvous_burns_no_ordinals_and_is_not_asked(name: str) -> No
     for pod in world.pods.values():
         store.upsert({**pod, "metadata": {**pod["metadata"], "resourceVersion": "5"}})
     namespace, uid = world.job["metadata"]["namespace"], world.job["metadata"]["uid"]
-    assert name not in [pod.name for pod in _look(store.held((namespace, "digits"), uid), "digits").rendezvous]
+    held, nodes = store.held((namespace, "digits"), uid), NodeStore(lambda _: None)
+    assert name not in [pod.name for pod in _look(held, "digits", nodes).rendezvous]

@@ -423,6 +423,22 @@ def test_scaling_down_deletes_spares_and_never_a_pod_that_trains() -> None:
     assert [action.name for action in world.deleted if layout.RENDEZVOUS not in action.name] == ["digits-2", "digits-1"]
 
 
+@pytest.mark.parametrize("what", ["not heard of lately", "never heard of", "taken over"])
+def test_scaling_down_deletes_no_pod_while_nobody_knows_which_ones_train(what: str) -> None:
+    """The last report may be minutes old, and a spare of then have a rank now."""
+    world = running_world()
+    world.job["spec"]["spares"] = {"count": 0}
+    world.is_reachable = what == "taken over"
+    if what == "never heard of":
+        world.report, world.report_from = None, ""
+    if what == "taken over":
+        world.rendezvous_says(JobPhase.FORMING, [], [], term=2)
+    assert [action for action in world.actions() if isinstance(action, DeletePod)] == []
+    world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-2"], ["digits-1"], term=2)
+    deleted = [action.name for action in world.actions() if isinstance(action, DeletePod)]
+    assert deleted == ["digits-1"]
+
+
 def test_pods_that_succeed_before_the_report_says_complete_are_not_replaced() -> None:
     world = running_world()
     world.end_pod("digits-0", "Succeeded")

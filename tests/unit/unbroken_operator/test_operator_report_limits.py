@@ -239,7 +239,7 @@ def test_a_worker_takes_reports_of_the_pods_that_its_job_has() -> None:
         found = []
         for number in range(3):
             jobs._shared.pods.upsert(trainer(number))
-            look = _look(jobs._shared.pods.held(worker.key, worker.uid), "digits")
+            look = _look(jobs._shared.pods.held(worker.key, worker.uid), "digits", jobs._shared.nodes)
             found.append(worker._report_limits(look, 1.0))
         await jobs.stop()
         return found[0], found[-1]

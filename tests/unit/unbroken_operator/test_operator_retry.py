@@ -234,6 +234,46 @@ def test_no_pod_is_created_while_its_ordinal_cannot_be_written() -> None:
     assert server.created == []
 
 
+class Versioned(Server):
+    """Holds a job, and takes a patch for another version of it than the present one for a conflict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.version = 7
+        self.status: dict[str, Any] = {"nextPodOrdinal": 4}
+        self.patches: list[dict[str, Any]] = []
+
+    async def merge(self, path: str, patch: Any) -> dict[str, Any]:
+        """See Kube."""
+        self.patches.append(patch)
+        if patch["metadata"].get("resourceVersion", str(self.version)) != str(self.version):
+            raise KubeConflict(f"409 {path}: has been modified")
+        self.version += 1
+        self.status |= patch["status"]
+        return {"metadata": {"resourceVersion": str(self.version)}, "status": dict(self.status)}
+
+
+def test_a_late_write_does_not_take_back_the_ordinals_that_were_reserved_since() -> None:
+    """What a write asks for may take effect after it was given up for lost, and another one was made instead."""
+    server = Versioned()
+    late = WriteStatus({"nextPodOrdinal": 5}), WriteStatus({"state": "Forming"})
+    asyncio.run(_executor(server).apply((WriteStatus({"nextPodOrdinal": 6}), *_pods(2)), "7"))
+    with pytest.raises(KubeConflict):
+        asyncio.run(_executor(server).apply((late[0], *_pods(1)), "7"))
+    assert server.status == {"nextPodOrdinal": 6}
+    assert len(server.created) == 2, "no pod is made whose ordinal is not reserved"
+    # Whatever else a status says the next plan writes again, and other writers may change the job meanwhile.
+    asyncio.run(_executor(server).apply((late[1],), "7"))
+    assert "resourceVersion" not in server.patches[-1]["metadata"]
+
+
+def test_a_plan_that_writes_two_statuses_knows_the_version_of_the_first() -> None:
+    server = Versioned()
+    writes = WriteStatus({"nextPodOrdinal": 5}), WriteStatus({"nextPodOrdinal": 6})
+    asyncio.run(_executor(server).apply(writes, "7"))
+    assert server.status == {"nextPodOrdinal": 6}
+
+
 def test_nothing_more_is_begun_after_a_refusal_and_what_was_begun_is_not_forgotten() -> None:
     server = Server(KubeRefused("403: exceeded quota"), fails_from=10)
     refusals = asyncio.run(_executor(server).apply((*_pods(200), DeletePod("old", "uid-of-old", "why"))))
