@@ -96,12 +96,14 @@ cluster-test: $(STAMP) ## Run tests that need a real API server (UNBROKEN_TEST_K
 
 WITH_HELM = UNBROKEN_TEST_HELM="$${UNBROKEN_TEST_HELM:-$$(command -v helm || tools/get-helm.sh)}"
 
-FRAMEWORKS := .cache/frameworks
-$(FRAMEWORKS)/.setup-done: $(STAMP) requirements-integrations.lock tools/frameworks.sh
-	@tools/frameworks.sh $(FRAMEWORKS)
+OLDER := $(if $(filter older,$(RELEASES)),-older)
+FRAMEWORKS := .cache/frameworks$(OLDER)
+FRAMEWORKS_LOCK := requirements-integrations$(OLDER).lock
+$(FRAMEWORKS)/.setup-done: $(STAMP) $(FRAMEWORKS_LOCK) tools/frameworks.sh
+	@tools/frameworks.sh $(FRAMEWORKS) $(FRAMEWORKS_LOCK)
 	@touch $@
 
-test-integrations: $(FRAMEWORKS)/.setup-done ## Train with the frameworks of unbroken.integrations and break it, in an environment of its own (ARGS=pytest arguments)
+test-integrations: $(FRAMEWORKS)/.setup-done ## Train with the frameworks of unbroken.integrations and break it, in an environment of its own (RELEASES=older for the oldest ones, ARGS=pytest arguments)
 	$(FRAMEWORKS)/bin/python -m pytest -n 2 tests/integrations -m 'integrations and not soak' --junitxml=$(REPORT) $(ARGS)
 
 MATRIX := $(CURDIR)/$(TEST_OUTPUT)/matrix.jsonl
