@@ -23,6 +23,7 @@ from tests.integrations.matrix import note, recoveries
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 240.0
 FRAMEWORKS = {
+    "accelerate_job": "accelerate",
     "fsdp2": "torch.distributed.checkpoint.state_dict_saver,torch.distributed.fsdp",
     "hf": "transformers.trainer,accelerate",
     "lightning_job": "lightning.pytorch",
