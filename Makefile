@@ -136,8 +136,9 @@ soak: $(FRAMEWORKS)/.setup-done ## 1,000 restarts in one process and with FSDP2 
 	UNBROKEN_SCHEDULES=$(or $(SCHEDULES),170000) $(PYTEST) -n 2 tests/simulation --timeout=0 $(ARGS)
 	PYTHONPATH=. $(BIN)/python -m tests.soak --seeds 0:$(or $(JOBS),20)
 
-bench: $(STAMP) ## Measure beside the peers on this machine (BENCH=recovery, rendezvous, process_rung, lost_time, memory, memory_copies, assignment, footprint, overhead or control_plane, ARGS=the benchmark's arguments)
-	PYTHONPATH=$(CURDIR)/benchmarks $(BIN)/python benchmarks/$(or $(BENCH),recovery).py $(ARGS)
+OF_FRAMEWORKS := $(filter integrations,$(BENCH))
+bench: $(STAMP) $(if $(OF_FRAMEWORKS),$(FRAMEWORKS)/.setup-done) ## Measure beside the peers on this machine (BENCH=recovery, rendezvous, process_rung, lost_time, memory, memory_copies, assignment, footprint, overhead, integrations or control_plane, ARGS=the benchmark's arguments)
+	PYTHONPATH=$(CURDIR)/benchmarks $(if $(OF_FRAMEWORKS),$(FRAMEWORKS)/bin,$(BIN))/python benchmarks/$(or $(BENCH),recovery).py $(ARGS)
 
 images: ## Build the container images with buildah (BASE=python image by digest, TAG=tag, ARGS=arguments of buildah build)
 	@tools/images.sh "$(BASE)" "$(or $(TAG),0.1.0)" $(ARGS)
