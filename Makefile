@@ -96,12 +96,14 @@ cluster-test: $(STAMP) ## Run tests that need a real API server (UNBROKEN_TEST_K
 
 WITH_HELM = UNBROKEN_TEST_HELM="$${UNBROKEN_TEST_HELM:-$$(command -v helm || tools/get-helm.sh)}"
 
-FRAMEWORKS := .cache/frameworks
-$(FRAMEWORKS)/.setup-done: $(STAMP) requirements-integrations.lock tools/frameworks.sh
-	@tools/frameworks.sh $(FRAMEWORKS)
+OLDER := $(if $(filter older,$(RELEASES)),-older)
+FRAMEWORKS := .cache/frameworks$(OLDER)
+FRAMEWORKS_LOCK := requirements-integrations$(OLDER).lock
+$(FRAMEWORKS)/.setup-done: $(STAMP) $(FRAMEWORKS_LOCK) tools/frameworks.sh
+	@tools/frameworks.sh $(FRAMEWORKS) $(FRAMEWORKS_LOCK)
 	@touch $@
 
-test-integrations: $(FRAMEWORKS)/.setup-done ## Train with the frameworks of unbroken.integrations and break it, in an environment of its own (ARGS=pytest arguments)
+test-integrations: $(FRAMEWORKS)/.setup-done ## Train with the frameworks of unbroken.integrations and break it, in an environment of its own (RELEASES=older for the oldest ones, ARGS=pytest arguments)
 	$(FRAMEWORKS)/bin/python -m pytest -n 2 tests/integrations -m 'integrations and not soak' --junitxml=$(REPORT) $(ARGS)
 
 MATRIX := $(CURDIR)/$(TEST_OUTPUT)/matrix.jsonl
@@ -136,8 +138,9 @@ soak: $(FRAMEWORKS)/.setup-done ## 1,000 restarts in one process and with FSDP2 
 	UNBROKEN_LOOPS=$(or $(LOOPS),35000) $(PYTEST) -n 2 tests/simulation/test_control_loop.py --timeout=0 $(ARGS)
 	PYTHONPATH=. $(BIN)/python -m tests.soak --seeds 0:$(or $(JOBS),20)
 
-bench: $(STAMP) ## Measure beside the peers on this machine (BENCH=recovery, rendezvous, process_rung, lost_time, memory, memory_copies, assignment, footprint, overhead or control_plane, ARGS=the benchmark's arguments)
-	PYTHONPATH=$(CURDIR)/benchmarks $(BIN)/python benchmarks/$(or $(BENCH),recovery).py $(ARGS)
+OF_FRAMEWORKS := $(filter integrations,$(BENCH))
+bench: $(STAMP) $(if $(OF_FRAMEWORKS),$(FRAMEWORKS)/.setup-done) ## Measure beside the peers on this machine (BENCH=recovery, rendezvous, process_rung, lost_time, memory, memory_copies, assignment, footprint, overhead, integrations or control_plane, ARGS=the benchmark's arguments)
+	PYTHONPATH=$(CURDIR)/benchmarks $(if $(OF_FRAMEWORKS),$(FRAMEWORKS)/bin,$(BIN))/python benchmarks/$(or $(BENCH),recovery).py $(ARGS)
 
 cost: $(STAMP) ## Measure what a fault costs, ours beside the peers, and what that makes of weeks on a cluster; writes docs/cost.md and README.md; 15 quiet minutes (ARGS="--faults 5": more of them; ARGS=--reuse: only simulate)
 	PYTHONPATH=$(CURDIR)/benchmarks $(BIN)/python benchmarks/cost.py $(ARGS)

@@ -124,7 +124,7 @@ def _run(seconds: float) -> Round:
 
 def measure(seconds: float) -> Round:
     """Measure in a worker."""
-    turns = _turns_of_a_step()
+    turns = turns_of_a_step()
     found: dict[str, Any] = {}
 
     @inprocess.Wrapper()
@@ -154,7 +154,7 @@ def _run_steps(turns: int, ping: Callable[[int], None], seconds: float) -> list[
         stamp_ns, until_s = 0, time.monotonic() + seconds
         while time.monotonic() < until_s:
             began_ns = time.process_time_ns()
-            _compute(turns)
+            compute(turns)
             ping(len(found))
             took_ns = time.process_time_ns() - began_ns
             former_ns, stamp_ns = stamp_ns, stamps.unpack_slot(page[:], local_rank).alive_ns
@@ -175,13 +175,15 @@ def _beats_and_control(steps: list[tuple[int, bool]]) -> tuple[list[float], list
     return beats, control
 
 
-def _compute(turns: int) -> None:
+def compute(turns: int) -> None:
+    """Hold a processor, and the GIL."""
     number = 0
     for turn in range(turns):
         number += turn & 7
 
 
-def _turns_of_a_step() -> int:
+def turns_of_a_step() -> int:
+    """Return with how many turns `compute` takes STEP_S."""
     turns = 100_000
     least_s = min(_timed_s(turns) for _ in range(20))
     return int(turns * STEP_S / least_s)
@@ -189,7 +191,7 @@ def _turns_of_a_step() -> int:
 
 def _timed_s(turns: int) -> float:
     began_s = time.thread_time()
-    _compute(turns)
+    compute(turns)
     return time.thread_time() - began_s
 
 
@@ -217,7 +219,7 @@ def _stamps_per_s(turns: int) -> float:
     seen = []
     began_s = time.monotonic()
     while time.monotonic() - began_s < SLEEP_S:
-        _compute(turns)
+        compute(turns)
         seen.append(stamps.unpack_slot(page.read_bytes(), int(os.environ["UNBROKEN_LOCAL_RANK"])).main_ns)
     return (len(set(seen)) - 1) / SLEEP_S
 

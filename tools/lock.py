@@ -5,8 +5,9 @@
 pip resolves pyproject's [dev] and what torch needs; torch itself stays out, because a machine may bring its own build
 (tools/setup.sh chooses). uv adds the hashes of all files of each version, for every platform. What each image needs of
 it goes to images/*/requirements.lock, and what the frameworks of unbroken.integrations need beside it to
-requirements-integrations.lock. --check changes nothing and fails when a lock does not hold all that is asked for, or an
-image's lock says something else. --keep chooses no versions: it writes hashes and the images' locks again.
+requirements-integrations.lock; with the oldest releases of them that pyproject.toml allows, to
+requirements-integrations-older.lock. --check changes nothing and fails when a lock does not hold all that is asked for,
+or an image's lock says something else. --keep chooses no versions: it writes hashes and the images' locks again.
 """
 
 import argparse
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements-dev.lock"
 TORCH = "torch==2.13.0+cpu"
 INTEGRATIONS_LOCK = ROOT / "requirements-integrations.lock"
+OLDER_LOCK = ROOT / "requirements-integrations-older.lock"
 LEFT_OUT = {"torch", "unbroken", "pip"}
 HEADER = """\
 # Every package of the development environment but torch, exact; made by `make lock`. tools/setup.sh installs it.
@@ -37,6 +39,10 @@ IMAGE_HEADER = """\
 """
 INTEGRATIONS_HEADER = """\
 # What the tests of unbroken.integrations need beside requirements-dev.lock, exact; made by `make lock`.
+"""
+OLDER_HEADER = """\
+# The same with the oldest releases of the frameworks that pyproject.toml allows and that go with the rest, to be tested
+# with: `make test-integrations RELEASES=older`.
 """
 IMAGES: Mapping[str, tuple[str, ...]] = {
     "operator": ("unbroken[operator]", "setuptools"),
@@ -190,9 +196,9 @@ def _write(pinned: Mapping[str, str]) -> None:
         _lock_of(image).write_text(_image_lock(image, pinned, hashes), encoding="utf-8")
 
 
-def _write_integrations(pinned: Mapping[str, str], keep: bool) -> None:
-    """Write the lock of the frameworks, beside these packages. Without `keep` it chooses the newest versions."""
-    before = parse_lock(INTEGRATIONS_LOCK.read_text(encoding="utf-8")) if keep and INTEGRATIONS_LOCK.exists() else {}
+def _write_integrations(path: Path, header: str, resolution: str, pinned: Mapping[str, str], keep: bool) -> None:
+    """Write a lock of the frameworks, beside these packages. Without `keep` it chooses versions, as uv's resolution."""
+    before = parse_lock(path.read_text(encoding="utf-8")) if keep and path.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         constraints, overrides = Path(folder, "constraints"), Path(folder, "overrides")
         lines = [f"{name}=={version}\n" for name, version in {**before, **pinned}.items()]
@@ -201,14 +207,14 @@ def _write_integrations(pinned: Mapping[str, str], keep: bool) -> None:
         overrides.write_text("torch; sys_platform == 'none'\n", encoding="utf-8")
         command = [str(Path(sys.executable).with_name("uv")), "pip", "compile", "--generate-hashes", "--quiet"]
         command += ["--no-header", "--no-annotate", "--constraint", str(constraints), "--override", str(overrides)]
+        command += ["--resolution", resolution]
         wanted = "\n".join(str(requirement) for requirement in _of_integrations())
         done = subprocess.run(
             [*command, "--python", sys.executable, "-"], input=wanted, check=True, stdout=subprocess.PIPE, text=True
         )
     seen = parse_lock(done.stdout)
     beside = {name: version for name, version in seen.items() if name not in pinned and name not in LEFT_OUT}
-    text = render_lock(INTEGRATIONS_HEADER, beside, parse_hashes(done.stdout))
-    INTEGRATIONS_LOCK.write_text(text, encoding="utf-8")
+    path.write_text(render_lock(header, beside, parse_hashes(done.stdout)), encoding="utf-8")
 
 
 def _of_integrations() -> list[Requirement]:
@@ -217,18 +223,18 @@ def _of_integrations() -> list[Requirement]:
     return [Requirement(text) for text in project["optional-dependencies"]["integrations"]]
 
 
-def of_frameworks(pinned: Mapping[str, str], text: str, wanted: Iterable[Requirement]) -> list[str]:
-    """Return one message for each thing that the frameworks' lock lacks, or says beside the main one."""
+def of_frameworks(name: str, pinned: Mapping[str, str], text: str, wanted: Iterable[Requirement]) -> list[str]:
+    """Return one message for each thing that the frameworks' lock of this name lacks, or says beside the main one."""
     beside = parse_lock(text)
     problems = unhashed(text) + [
-        f"{name}: want it in {LOCK.name} alone" for name in sorted(pinned.keys() & beside.keys())
+        f"{package}: want it in {LOCK.name} alone" for package in sorted(pinned.keys() & beside.keys())
     ]
     both = {**beside, **pinned}
     for one in wanted:
         seen = both.get(canonicalize_name(one.name))
         if canonicalize_name(one.name) not in LEFT_OUT and (seen is None or not one.specifier.contains(seen)):
             problems.append(f"{one.name}: want {one}, got {seen or 'nothing'}")
-    return [f"{INTEGRATIONS_LOCK.name}: {problem}" for problem in problems]
+    return [f"{name}: {problem}" for problem in problems]
 
 
 def _lock_of(image: str) -> Path:
@@ -280,15 +286,18 @@ def main() -> int:
     if not options.check:
         before = parse_lock(text)
         _write(before if options.keep else _newest())
-        _write_integrations(parse_lock(LOCK.read_text(encoding="utf-8")), options.keep)
-        for line in changes(before, parse_lock(LOCK.read_text(encoding="utf-8"))):
+        after = parse_lock(LOCK.read_text(encoding="utf-8"))
+        _write_integrations(INTEGRATIONS_LOCK, INTEGRATIONS_HEADER, "highest", after, options.keep)
+        _write_integrations(OLDER_LOCK, OLDER_HEADER, "lowest-direct", after, options.keep)
+        for line in changes(before, after):
             print(f"lock: {line}")
         return 0
     pinned = parse_lock(text)
     problems = [f"{LOCK.name}: {message}" for message in unhashed(text)]
     problems += violations(pinned, _direct()) + _not_installed(pinned) + _of_images(text) + _of_build(pinned)
-    frameworks = INTEGRATIONS_LOCK.read_text(encoding="utf-8") if INTEGRATIONS_LOCK.exists() else ""
-    problems += of_frameworks(pinned, frameworks, _of_integrations())
+    for path in (INTEGRATIONS_LOCK, OLDER_LOCK):
+        frameworks = path.read_text(encoding="utf-8") if path.exists() else ""
+        problems += of_frameworks(path.name, pinned, frameworks, _of_integrations())
     for problem in problems:
         print(f"lock: {problem}", file=sys.stderr)
     return 1 if problems else 0

@@ -17,7 +17,12 @@ from tests.integration.inprocess.test_layouts import KINDS, SCENARIOS
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "matrix.md"
-FRAMEWORKS = {"fsdp2": "FSDP2 and a loop of one's own", "hf": "Hugging Face's Trainer", "lightning_job": "Lightning"}
+FRAMEWORKS = {
+    "fsdp2": "FSDP2 and a loop of one's own",
+    "hf": "Hugging Face's Trainer",
+    "accelerate_job": "Accelerate and a loop of one's own",
+    "lightning_job": "Lightning",
+}
 """Title by the name of its job."""
 FAULTS = {"exception": "exception", "kill": "SIGKILL", "hang": "hang", "shrink": "2 -> 1 rank", "grow": "1 -> 2 ranks"}
 LAYOUTS = tuple(SCENARIOS)[1:]

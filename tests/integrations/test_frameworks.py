@@ -1,7 +1,7 @@
 """Real frameworks under `unbroken run`: after each kind of fault the weights are, bit for bit, those of a run without.
 
-They need an environment with the packages of the frameworks: `make test-integrations` makes it. What lies in the
-folders of UNBROKEN_TEST_PACKAGES comes before its packages, so that other releases can be tried.
+They need an environment with the packages of the frameworks: `make test-integrations` makes it, with RELEASES=older one
+of the oldest that pyproject.toml allows.
 """
 
 import functools
@@ -23,6 +23,7 @@ from tests.integrations.matrix import note, recoveries
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 240.0
 FRAMEWORKS = {
+    "accelerate_job": "accelerate",
     "fsdp2": "torch.distributed.checkpoint.state_dict_saver,torch.distributed.fsdp",
     "hf": "transformers.trainer,accelerate",
     "lightning_job": "lightning.pytorch",
@@ -59,8 +60,7 @@ def run(framework: str, folder: Path, options: Sequence[str], **environment: str
     folder.mkdir(exist_ok=True)
     script = ROOT / "tests" / "integrations" / "jobs" / f"{framework}.py"
     command = [sys.executable, "-m", "unbroken", "run", "--memory", "64Mi", *options, str(script)]
-    other_releases = os.environ.get("UNBROKEN_TEST_PACKAGES", "").split(os.pathsep)
-    path = os.pathsep.join(filter(None, [*other_releases, str(ROOT / "sidecar"), str(ROOT / "core"), str(ROOT)]))
+    path = os.pathsep.join([str(ROOT / "sidecar"), str(ROOT / "core"), str(ROOT)])
     done = subprocess.run(
         command,
         cwd=folder,

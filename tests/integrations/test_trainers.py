@@ -136,6 +136,21 @@ def test_checkpoints_of_hugging_faces_trainer_are_told_as_such(tmp_path: Path) -
     assert "_save_checkpoint" not in vars(trainer)
 
 
+def test_files_of_another_world_are_gone_on_from_with_batches_of_this_one(tmp_path: Path) -> None:
+    """Older Trainers take a rank's batch from the file: a step of a smaller world would have half of its samples."""
+    options = {"save_strategy": "steps", "save_steps": 2, "disable_tqdm": True}
+    sizes: list[list[int]] = []
+    for steps, size, accumulated in ((2, 4, 2), (4, 8, 1)):
+        model = Regression()
+        more = {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulated}
+        trainer = make_trainer(tmp_path, model, max_steps=steps, **more, **options)
+        trainer.train_dataset = [{"x": torch.ones(2), "labels": torch.ones(2)}] * 64
+        huggingface.train(trainer, Call())  # type: ignore[arg-type]  # a double
+        sizes.append(model.sizes)
+    assert sizes == [[4, 4, 4, 4], [8, 8]]
+    assert list((tmp_path / "checkpoint-2").glob("unbroken-*")), "what was read is as it was"
+
+
 def test_batch_size_that_is_looked_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="auto_find_batch_size: want False, got True"):
         huggingface._refuse(make_trainer(tmp_path, auto_find_batch_size=True))
@@ -156,9 +171,11 @@ class Regression(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(2, 2)
+        self.sizes: list[int] = []
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the loss."""
+        self.sizes.append(len(x))
         return {"loss": (self.layer(x) - labels).square().mean()}
 
 

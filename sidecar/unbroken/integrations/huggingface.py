@@ -117,13 +117,16 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
             if self._folders.chosen is not None:
                 self._refuse_samples(self._folders.samples(self._folders.chosen), step or 0)
             self._begun_at = step or 0
-            yield None if self._folders.chosen is None else str(self._folders.chosen)
+            with self._folders.of_batches(trainer.args.train_batch_size) as chosen:
+                yield chosen
             return
         self._restored, self._random, self._begun_at = json.loads(state["progress"]), state["random"], step
         self._refuse_samples(self._restored["samples"], step)
         logger.info("restored from memory: step=%d", step)
         with tempfile.TemporaryDirectory(prefix="unbroken-") as folder:
-            (Path(folder) / _STATE).write_text(json.dumps(self._restored["trainer"]), encoding="utf-8")
+            # A rank's batch of this world. Trainers of transformers 5.0 would take that of the world before.
+            progress = self._restored["trainer"] | {"train_batch_size": trainer.args.train_batch_size}
+            (Path(folder) / _STATE).write_text(json.dumps(progress), encoding="utf-8")
             # The weights are there already. An attribute of this one object.
             trainer._load_from_checkpoint = lambda *args, **kwargs: None
             try:
@@ -249,6 +252,23 @@ class _Folders:
         """Remember the folder: the Trainer loads it itself."""
         self.chosen = self._of(step)
         logger.warning("restored from the disk: step=%d folder=%s", step, self.chosen)
+
+    @contextlib.contextmanager
+    def of_batches(self, size: int) -> Iterator[str | None]:
+        """Yield the chosen folder, if any: where another world wrote it, one like it for a rank's batches of this size.
+
+        Trainers of transformers 5.0 go on with the size that the folder names.
+        """
+        state = {} if self.chosen is None else json.loads((self.chosen / _STATE).read_text(encoding="utf-8"))
+        if self.chosen is None or state.get("train_batch_size") in (None, size):
+            yield None if self.chosen is None else str(self.chosen)
+            return
+        with tempfile.TemporaryDirectory(prefix="unbroken-") as folder:
+            for path in self.chosen.iterdir():
+                if path.name != _STATE:
+                    (Path(folder) / path.name).symlink_to(path.resolve())
+            (Path(folder) / _STATE).write_text(json.dumps(state | {"train_batch_size": size}), encoding="utf-8")
+            yield folder
 
     def mark(self, step: int, samples: int) -> None:
         """Say that this rank's part is there."""

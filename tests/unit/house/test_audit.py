@@ -68,7 +68,8 @@ def test_an_auditor_that_says_nothing_is_no_answer(tmp_path: Path, said: str, wa
     assert audit.ask(str(program), tmp_path / "x.lock") == wanted
 
 
-def test_all_that_is_locked_is_asked_for() -> None:
-    asked = set(audit.LOCKS) | set(ROOT.glob("images/*/*.lock"))
+def test_all_that_is_locked_is_asked_for_but_what_is_old_on_purpose() -> None:
+    asked = {*audit.LOCKS, *ROOT.glob("images/*/*.lock"), ROOT / "requirements-integrations-older.lock"}
+    assert len(asked) == len(audit.LOCKS) + len(list(ROOT.glob("images/*/*.lock"))) + 1
     found = (*ROOT.glob("*.lock"), *ROOT.glob("[a-z]*/*.lock"), *ROOT.glob("[a-z]*/*/*.lock"))
     assert asked == set(found)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.version import Version
 from tools import lock
 
 ROOT = Path(__file__).parents[3]
@@ -129,10 +130,17 @@ def test_lock_of_frameworks_holds_what_is_asked_for_beside_the_main_one(
     pinned: dict[str, str], beside: dict[str, str], expected: list[str]
 ) -> None:
     text = lock.render_lock(lock.INTEGRATIONS_HEADER, beside, {name: [ONE] for name in beside})
-    found = lock.of_frameworks(pinned, text, [Requirement("lightning>=2.5,<3"), Requirement("torch")])
-    assert found == [f"requirements-integrations.lock: {line}" for line in expected]
+    found = lock.of_frameworks("name.lock", pinned, text, [Requirement("lightning>=2.5,<3"), Requirement("torch")])
+    assert found == [f"name.lock: {line}" for line in expected]
 
 
-def test_the_lock_of_frameworks_is_up_to_date() -> None:
+@pytest.mark.parametrize("path", [lock.INTEGRATIONS_LOCK, lock.OLDER_LOCK], ids=lambda path: path.name)
+def test_the_locks_of_frameworks_are_up_to_date(path: Path) -> None:
     pinned = lock.parse_lock(lock.LOCK.read_text())
-    assert lock.of_frameworks(pinned, lock.INTEGRATIONS_LOCK.read_text(), lock._of_integrations()) == []
+    assert lock.of_frameworks(path.name, pinned, path.read_text(), lock._of_integrations()) == []
+
+
+@pytest.mark.parametrize("package", ["transformers", "accelerate", "lightning"])
+def test_the_older_lock_has_an_older_release_of_each_framework_than_the_other(package: str) -> None:
+    newest, older = (lock.parse_lock(path.read_text()) for path in (lock.INTEGRATIONS_LOCK, lock.OLDER_LOCK))
+    assert Version(older[package]).release[:2] < Version(newest[package]).release[:2]
