@@ -39,7 +39,7 @@ from unbroken.keeper.config import KeeperConfig
 from unbroken.keeper.copies import Copies
 from unbroken.keeper.copy_sender import CopySender
 from unbroken.keeper.copy_server import CopyServer
-from unbroken.keeper.peer_link import CHUNK_BYTES, Identity, Link, accept, connect
+from unbroken.keeper.peer_link import CHUNK_BYTES, Identity
 from unbroken.memory import Checkpointer, Saved, arena
 from unbroken.network.pod_certificates import PodAuthority, make_pod_key
 from unbroken_core import wire
@@ -85,12 +85,12 @@ def _swallow(listener: socket.socket, context: ssl.SSLContext, num_bytes: int) -
     warm = memoryview(bytearray(CHUNK_BYTES))
     while True:
         plain, _ = listener.accept()
-        with closing(accept(plain, context)) as link:
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with closing(context.wrap_socket(plain, server_side=True)) as link:
             left = num_bytes
             while left:
-                link.receive_into(warm[: min(left, len(warm))])
-                left -= min(left, len(warm))
-            link.send_content(b"!")
+                left -= link.recv_into(warm[: min(left, len(warm))])
+            link.sendall(b"!")
 
 
 def _job() -> bytes:
@@ -241,14 +241,16 @@ class Bench:
         return seconds[0], cpu_s() + self.holder.cpu_s() - before_s
 
     def plain(self) -> None:
-        """Send as many bytes through a plain connection."""
-        link: Link = connect(("127.0.0.1", self.holder.plain_port), self.context, "holder")
-        with closing(link):
+        """Send as many bytes through a plain connection: sockets of Python's ssl alone, nothing of ours."""
+        plain = socket.create_connection(("127.0.0.1", self.holder.plain_port))
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with closing(self.context.wrap_socket(plain)) as link:
             chunk, left = memoryview(bytearray(CHUNK_BYTES)), self.num_bytes
             while left:
-                link.send_content(chunk[: min(left, CHUNK_BYTES)])
+                link.sendall(chunk[: min(left, CHUNK_BYTES)])
                 left -= min(left, CHUNK_BYTES)
-            link.receive_into(memoryview(bytearray(1)))
+            if link.recv(1) != b"!":
+                raise RuntimeError("plain connection: want an answer, got its end")
 
     def copy(self) -> None:
         """Copy the newest checkpoint to the holder's keeper."""

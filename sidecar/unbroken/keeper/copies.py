@@ -12,7 +12,6 @@ import hashlib
 import logging
 import os
 import threading
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +30,12 @@ from unbroken_core.pod.memory_slots import (
     slot_name,
 )
 
+try:
+    # Intel's ISA-L takes a third of zlib's time for the same CRC-32.
+    from isal.isal_zlib import crc32
+except ImportError:
+    from zlib import crc32
+
 logger = logging.getLogger(__name__)
 
 _OWNER = ".owner"
@@ -48,6 +53,12 @@ class NotYetError(NotKeptError):
     """A copy may be taken a moment later."""
 
     is_soon = True
+
+
+def compare(block: int, content: bytes | memoryview, checksums: Sequence[int]) -> None:
+    """Compare a block with its digest. Raises NotKeptError."""
+    if crc32(content) != checksums[block]:
+        raise NotKeptError(f"block {block} differs from what its owner digested")
 
 
 class Receiving:
@@ -76,8 +87,7 @@ class Receiving:
 
     def write(self, block: int, content: bytes | memoryview) -> None:
         """Write one block once it was compared with its digest. Raises NotKeptError, OSError."""
-        if zlib.crc32(content) != self._checksums[block]:
-            raise NotKeptError(f"block {block} differs from what its owner digested")
+        compare(block, content, self._checksums)
         self._write(content, CONTENT_OFFSET + block * BLOCK_BYTES)
 
     def seal(self) -> None:

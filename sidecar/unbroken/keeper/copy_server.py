@@ -1,6 +1,7 @@
 """Answers the keepers of other pods: takes copies of their checkpoints, and hands out what this pod has.
 
-One thread a connection. A copy is received in chunks, while another thread compares and writes the chunk before.
+One thread a connection: a second one, that compares and writes a block while the next comes, costs more than it saves
+where the processors are busy.
 """
 
 import logging
@@ -8,7 +9,6 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from typing import Protocol
 
@@ -34,8 +34,6 @@ from unbroken_core.pod.replica_messages import (
 )
 
 logger = logging.getLogger(__name__)
-
-_NUM_BUFFERS = 2
 
 
 class Target(Protocol):
@@ -226,24 +224,13 @@ def receive_content(link: Link, receiving: Target, blocks: range | None = None) 
 
     All are received, even after the first that is wrong: the connection stays of use.
     """
-    buffers = [bytearray(BLOCK_BYTES) for _ in range(_NUM_BUFFERS)]
-    writing: Future[None] | None = None
+    buffer = memoryview(bytearray(BLOCK_BYTES))
     problem = ""
-
-    def finish() -> None:
-        nonlocal problem
+    for block in range(num_blocks(receiving.content_bytes)) if blocks is None else blocks:
+        view = buffer[: min(BLOCK_BYTES, receiving.content_bytes - block * BLOCK_BYTES)]
+        link.receive_into(view)
         try:
-            if writing is not None:
-                writing.result()
+            receiving.write(block, view)
         except NotKeptError as error:
             problem = problem or str(error)
-
-    with ThreadPoolExecutor(1, thread_name_prefix="copy") as writer:
-        for block in range(num_blocks(receiving.content_bytes)) if blocks is None else blocks:
-            length = min(BLOCK_BYTES, receiving.content_bytes - block * BLOCK_BYTES)
-            view = memoryview(buffers[block % _NUM_BUFFERS])[:length]
-            link.receive_into(view)
-            finish()
-            writing = writer.submit(receiving.write, block, view)
-        finish()
     return problem

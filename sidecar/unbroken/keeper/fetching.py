@@ -11,14 +11,13 @@ import os
 import ssl
 import threading
 import time
-import zlib
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from unbroken.keeper.arena import FETCHED, Arena
-from unbroken.keeper.copies import NotKeptError
+from unbroken.keeper.copies import compare
 from unbroken.keeper.copy_reader import Fetching, MissingError
 from unbroken.keeper.digests import Digests, open_slot, write_digests
 from unbroken.keeper.peer_link import Link, LinkError, connect
@@ -55,8 +54,7 @@ class Part:
 
     def write(self, block: int, content: bytes | memoryview) -> None:
         """Write one block once it was compared with its digest. Raises NotKeptError, OSError."""
-        if zlib.crc32(content) != self.checksums[block]:
-            raise NotKeptError(f"block {block} differs from what its owner digested")
+        compare(block, content, self.checksums)
         descriptor = open_slot(self.path, os.O_WRONLY)
         try:
             done, start = 0, CONTENT_OFFSET + block * BLOCK_BYTES

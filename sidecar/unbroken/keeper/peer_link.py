@@ -1,4 +1,4 @@
-"""Connections between the keepers of two pods: TLS 1.3, both sides shown, blocking sockets.
+"""Connections between the keepers of two pods: TLS 1.3, both sides show a certificate, blocking sockets.
 
 A frame is its length and a JSON object; content goes as it is. Whoever is silent for STALL_S in the middle of something
 is cut off.
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from unbroken.keeper.tls_stream import TlsStream
 from unbroken.network.pod_names import pod_of
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
@@ -80,8 +81,8 @@ class LinkError(Exception):
 class Link:
     """One connection. Used by one thread."""
 
-    def __init__(self, connection: ssl.SSLSocket, pod_uid: str) -> None:
-        self._connection = connection
+    def __init__(self, stream: TlsStream, pod_uid: str) -> None:
+        self._stream = stream
         self.pod_uid = pod_uid
         """Of the other side, as its certificate says."""
         self._first = b""
@@ -90,23 +91,25 @@ class Link:
 
     def close(self) -> None:
         """End it without waiting for the other side."""
-        self._connection.close()
+        self._stream.close()
 
     def wait_for_frame(self, is_over: Callable[[], bool], look_s: float = 1.0) -> bool:
         """Wait until the other side says something; return False once it is over, or has closed. Raises LinkError."""
-        self._connection.settimeout(look_s)
+        self._stream.settimeout(look_s)
+        first = bytearray(1)
         try:
             while not is_over():
                 try:
                     # The first byte of a length; the rest of the frame has STALL_S.
-                    self._first = self._connection.recv(1)
-                    return bool(self._first)
+                    count = self._stream.receive_into(memoryview(first), look_s)
                 except TimeoutError:
                     continue
+                self._first = bytes(first[:count])
+                return count > 0
         except OSError as error:
             raise LinkError(f"connection broke: {error}") from error
         finally:
-            self._connection.settimeout(STALL_S)
+            self._stream.settimeout(STALL_S)
         return False
 
     def send(self, message: object) -> None:
@@ -117,7 +120,7 @@ class Link:
     def send_content(self, content: "bytes | memoryview") -> None:
         """Send bytes as they are. Raises LinkError."""
         try:
-            self._connection.sendall(content)
+            self._stream.send(content)
         except OSError as error:
             raise LinkError(f"cannot send: {error}") from error
 
@@ -140,13 +143,12 @@ class Link:
     def receive_into(self, view: memoryview) -> None:
         """Fill the view. Raises LinkError."""
         try:
-            while view:
-                if time.monotonic() > self.until_s:
-                    raise LinkError("the other side takes too long")
-                count = self._connection.recv_into(view)
-                if count == 0:
-                    raise LinkError("the other side has closed the connection")
-                view = view[count:]
+            if self._stream.receive_into(view, STALL_S, self.until_s) < len(view):
+                raise LinkError("the other side has closed the connection")
+        except TimeoutError as error:
+            if time.monotonic() >= self.until_s:
+                raise LinkError("the other side takes too long") from error
+            raise LinkError(f"cannot receive: {error}") from error
         except OSError as error:
             raise LinkError(f"cannot receive: {error}") from error
 
@@ -171,15 +173,15 @@ def accept(plain: socket.socket, context: ssl.SSLContext) -> Link:
 
 def _secured(plain: socket.socket, context: ssl.SSLContext, is_server: bool) -> Link:
     try:
-        plain.settimeout(HANDSHAKE_S)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = context.wrap_socket(plain, server_side=is_server)
-        connection.settimeout(STALL_S)
-        pod_uid = pod_of(connection.getpeercert())
+        stream = TlsStream(plain, context, is_server=is_server)
+        stream.handshake(HANDSHAKE_S)
+        stream.settimeout(STALL_S)
+        pod_uid = pod_of(stream.certificate)
     except (OSError, ValueError) as error:
         plain.close()
         raise LinkError(f"no handshake: {error}") from error
     if not pod_uid:
-        connection.close()
+        stream.close()
         raise LinkError("the certificate names no pod")
-    return Link(connection, pod_uid)
+    return Link(stream, pod_uid)

@@ -1,7 +1,7 @@
 """A keeper that is killed at a point: `breaking_keeper.py POINT --tell`.
 
 Of an owner: `offered`, `half-sent`, `sent`, `kept`. Of a holder: `wanted`, `half-written`, `verified`, `half-sealed`,
-`sealed`, `half-handed-out`. Of a reader: `half-fetched`.
+`sealed`, `half-handed-out`. Of a reader: `half-fetched`. `stopped` is `half-written`, but it may be let go on.
 """
 
 import itertools
@@ -30,14 +30,19 @@ def die(*_: Any, **__: Any) -> Any:
     signal.pause()
 
 
-def after(owner: Any, name: str, number: int = 1, kind: type | None = None) -> None:
+def stop() -> None:
+    """Be stopped, until somebody lets it go on."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def after(owner: Any, name: str, number: int = 1, kind: type | None = None, then: Callable[[], object] = die) -> None:
     """Die once a method was called so often, with such an argument."""
     original, count = getattr(owner, name), itertools.count(1)
 
     def call(self: Any, *words: Any, **more: Any) -> Any:
         found = original(self, *words, **more)
         if (kind is None or isinstance(words[0], kind)) and next(count) >= number:
-            die()
+            then()
         return found
 
     setattr(owner, name, call)
@@ -67,6 +72,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "sent": partial(after, CopySender, "_send_content"),
     "kept": partial(replace, CopySender, "_set", die),
     "half-written": partial(after, Receiving, "write", number=_SOME),
+    "stopped": partial(after, Receiving, "write", number=_SOME, then=stop),
     "verified": partial(replace, Receiving, "seal", die),
     "half-sealed": half_seal,
     "sealed": partial(after, Receiving, "seal"),

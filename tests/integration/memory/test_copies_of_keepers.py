@@ -5,6 +5,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 from tests.waiting import wait_until
 
@@ -101,6 +102,50 @@ def test_an_owner_that_is_killed_while_it_copies_leaves_what_was_whole(
     step, state = load(monkeypatch, spare, 4, holder, iteration=2)
     assert step == 4
     assert_is(state, 4)
+
+
+def test_a_buddy_that_changes_in_mid_copy_keeps_what_it_has_until_the_next_one_has_more(
+    pods: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, holder = pair(pods)
+    save(monkeypatch, owner, 3)
+    holder.wait_kept(owner, 3)
+    holder.kill()
+    holder.start("stopped")
+    holder.wait_kept(owner, 3)
+    save(monkeypatch, owner, 4)
+    assert holder.keeper is not None
+    keeper = psutil.Process(holder.keeper.pid)
+    wait_until(lambda: keeper.status() == psutil.STATUS_STOPPED, "a holder that has half of a copy")
+    (following,) = pods("following")
+    following.start()
+    following.tell(owners=("owner",))
+    owner.tell(following)
+    following.wait_kept(owner, 4)
+    assert following.kept("owner") == {4}
+    # It stops after each block from now on.
+    letting_go = threading.Event()
+
+    def let_go() -> None:
+        while not letting_go.wait(0.01):
+            keeper.resume()
+
+    thread = threading.Thread(target=let_go)
+    thread.start()
+    try:
+        # What was on its way to it is whole there as well by now, or void; what it had is whole.
+        (spare,) = pods("spare")
+        spare.start()
+        for iteration, step, kept_by in ((1, 3, holder), (2, 4, following)):
+            found, state = load(monkeypatch, spare, step, kept_by, iteration=iteration)
+            assert found == step
+            assert_is(state, step)
+        assert 3 in holder.kept("owner")
+        holder.tell(drop=("owner",))
+        wait_until(lambda: not holder.kept("owner"), "copies that are dropped")
+    finally:
+        letting_go.set()
+        thread.join()
 
 
 @pytest.mark.parametrize("point", ["wanted", "half-written", "verified", "half-sealed", "sealed"])
