@@ -63,6 +63,7 @@ _CAUSES = {
     "stale-state": "make meshes and models inside the wrapped function; the message says who keeps one",
     "unhealthy": "have the device of node {node} checked",
     "device-fault": "have the device or link that the message names checked, on node {node}",
+    "straggler": "compare node {node} with others: clocks, throttling, neighbours, storage",
     "node-lost": "kubectl describe node {node}",
     "heartbeat-lost": "check the network of node {node}",
     "pod-lost": "check node {node}: the pod's connection broke and did not come back",
@@ -280,6 +281,9 @@ def _condition_steps(job: JobRecord) -> Iterator[str]:
     known = job.condition("TopologyKnown")
     if known is not None and known.status == "False" and job.state in ("Forming", "Running", "Recovering"):
         yield f"{_WAITS.get(known.reason, 'see the condition TopologyKnown')}: {known.message}"
+    slow = job.condition("Straggling")
+    if slow is not None and slow.status == "True" and job.state == "Running":
+        yield f"all ranks wait for the slowest, so compare its node with others: {slow.message}"
 
 
 def _why_unknown(job: JobRecord) -> str:

@@ -21,6 +21,7 @@ _SEEN_BY = {
     "unhealthy": "a health check",
     "process-exit": "the launcher: the process ended",
     "process-signal": "the launcher: a signal ended the process",
+    "straggler": "the coordinator, by how busy all ranks say that they are",
     "device-fault": "the pod's watch: a GPU or a link is broken",
     "pod-leaving": "agent or operator: the pod was being deleted",
     "pod-lost": "the rendezvous: the pod's connection broke and did not come back",
@@ -114,6 +115,8 @@ def why_lines(job: JobRecord, fault: FaultSummary, now: datetime) -> list[str]:
     if fault.cause == "device-fault":
         # What was found, and what nobody could look at: that nothing else was found there says nothing.
         lines += _row("nodes", _message_of(job, "NodesHealthy"))
+    if fault.cause == "straggler":
+        lines += _row("pace", _message_of(job, "Straggling"))
     lines += _row("done", done(fault, job))
     for phase, seconds in phases_of(fault):
         lines += _row("", f"{phase:<15} {seconds:9.3f} s")

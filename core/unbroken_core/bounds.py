@@ -255,6 +255,12 @@ BOUNDS: dict[str, Bound] = {
     "action": Text(100),
     "Finding.message": Text(300),
     "seen": Number(1, 3),
+    # How busy workers are.
+    "paces": _OF_POD,
+    "window": _COUNT,
+    "busy_s": _SECONDS,
+    "step_s": _SECONDS,
+    "window_s": _SECONDS,
     # What scripts ask for. Whether it makes sense in the job is said by `ranks.rules`, for people.
     "max_ranks": Number(-MAX_NUMBER, MAX_NUMBER),
     "min_ranks": Number(-MAX_NUMBER, MAX_NUMBER),

@@ -6,6 +6,8 @@ from unbroken_core.reasons import Word
 
 MAX_FINDINGS = 64
 """Of one pod."""
+STRAGGLERS = "stragglers"
+"""The check that no watch makes: it needs all ranks."""
 
 
 class Verdict(Word):
@@ -35,7 +37,8 @@ class Finding:
     """What one check says of one thing."""
 
     check: str
-    """Of a closed list where it is built in: gpu, gpu-events, ports, network, pcie, storage, memory, oom, clock."""
+    """Of a closed list where it is built in: gpu, gpu-events, ports, network, pcie, storage, memory, oom, clock; the
+    coordinator's own: stragglers."""
     entity: str
     """What was looked at: a GPU's UUID, an adapter's port, a path; "" for all that the check looks at."""
     verdict: Verdict

@@ -183,6 +183,20 @@ class WorkerState:
 
 
 @dataclass(frozen=True)
+class Pace:
+    """How busy one worker was in one window of an iteration: the medians of its blocks of steps."""
+
+    local_rank: int
+    iteration: int
+    window: int
+    """Counts from 0 in an iteration; all workers count alike, since all enter it together."""
+    busy_s: float
+    """Seconds of a step in which it did not wait for others."""
+    step_s: float
+    """Seconds of a step."""
+
+
+@dataclass(frozen=True)
 class RankPlan:
     """One worker's part of a plan."""
 
@@ -291,6 +305,8 @@ class Report:
     checkpoint_s: float = 0.0
     """Seconds for which training has stood still for checkpoints in the newest iteration of these workers, in the one
     that stood longest. Like a step, no news by itself."""
+    paces: tuple[Pace, ...] = ()
+    """Of the windows that have ended since the last Report or Heartbeat; no news by itself."""
 
 
 @dataclass(frozen=True)
@@ -300,7 +316,8 @@ class Heartbeat:
     seq: int
     max_step: int = -1
     checkpoint_s: float = 0.0
-    """As in Report."""
+    paces: tuple[Pace, ...] = ()
+    """Both as in Report."""
 
 
 @dataclass(frozen=True)
@@ -580,6 +597,8 @@ class HealthStatus:
     """Checks that tell nothing, and in how many pods."""
     held: str = ""
     """Why nobody is blamed although something speaks against them; "" when nothing does."""
+    num_paced: int = 0
+    """Ranks that were compared in the last window: how busy each is, with those of its stage."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ class Cause(Word):
 
     CAPACITY_RETURNED = "capacity-returned"
     """No fault: pods are ready for ranks that the job had to do without for restart.growBackSeconds."""
+    STRAGGLER = "straggler"
+    """A rank was busy longer than all others in each step (health.stragglers: Move); the pod leaves."""
     EXCEPTION = "exception"
     """The training function raised an Exception."""
     BASE_EXCEPTION = "base-exception"
@@ -234,3 +236,6 @@ class Reason(Word):
     NODES_HEALTHY = "NodesHealthy"
     DEVICES_FAULTY = "DevicesFaulty"
     HEALTH_NOT_CHECKED = "HealthNotChecked"
+    RANKS_SLOW = "RanksSlow"
+    PACE_EVEN = "PaceEven"
+    PACE_NOT_MEASURED = "PaceNotMeasured"

@@ -15,6 +15,8 @@ from unbroken_core.reasons import Cause, Rung, Word
 
 MAX_RANKS_PER_POD = 64
 MAX_PODS = 65_536
+MAX_WINDOW_S = 3600
+"""Of a window in which workers measure how busy they are."""
 DEFAULT_ISOLATION_S = 120.0
 """A rendezvous whose node died is back in some 75 s (40 to 50 until the node is NotReady, then a new pod): its agents,
 which leave after 85 s of silence, do not interrupt the training for that. And a rack that died is replaced in 2 min."""
@@ -29,6 +31,17 @@ class HealthMode(Word):
     """They are told, and change nothing."""
     ACT = "Act"
     """Ranks move away from what is broken."""
+
+
+class StragglerMode(Word):
+    """What becomes of ranks that hold all others up."""
+
+    OFF = "Off"
+    """No worker measures."""
+    REPORT = "Report"
+    """They are told, and change nothing."""
+    MOVE = "Move"
+    """They move to a ready spare."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +120,11 @@ class JobSettings:
     """A job that shrank takes in what is ready after so long, between two steps; None: with the next recovery."""
     timeouts: Timeouts = field(default_factory=Timeouts)
     health: HealthMode = HealthMode.OBSERVE
+    stragglers: StragglerMode = StragglerMode.REPORT
+    straggler_window_s: float = 60.0
+    """As in window_s, which is no shorter than heartbeats allow."""
+    pipeline_stages: int = 1
+    """Ranks are compared with those of their stage; each has as many neighbouring ranks."""
     copies: int = 0
     """On so many other pods each pod's checkpoints in memory are copied; 0: on none."""
     across: str = ""
@@ -125,6 +143,11 @@ class JobSettings:
     def minimum_ranks_per_pod(self) -> int:
         """Fewest healthy workers with which a pod stays in the world."""
         return self.ranks_per_pod if self.min_ranks_per_pod is None else self.min_ranks_per_pod
+
+    @property
+    def window_s(self) -> float:
+        """How long a worker measures before it tells how busy it was: a pod tells its last window in a heartbeat."""
+        return max(self.straggler_window_s, self.timeouts.heartbeat_s / 2)
 
     def counts(self, cause: Cause) -> bool:
         """Return whether a recovery from this cause counts in the budgets of `rungs`."""
@@ -149,6 +172,7 @@ def violations(settings: JobSettings) -> list[str]:
         ),
         *_broken(RESTART_RULES, settings),
         *_broken(COPIES_RULES, settings),
+        *_broken(STRAGGLER_RULES, settings),
         *_number_violations(settings),
         *_broken(TIMEOUT_RULES, settings.timeouts, "timeouts."),
     ]
@@ -354,6 +378,21 @@ COPIES_RULES: tuple[Rule[JobSettings], ...] = (
         "(has(self.topology) && (has(self.topology.preset) || "
         "self.topology.layers.exists(layer, layer.name == self.memory.across)))",
         "memory.across must be host or the name of a layer of topology.layers",
+    ),
+)
+STRAGGLER_RULES: tuple[Rule[JobSettings], ...] = (
+    Rule(
+        "health.stragglers.windowSeconds",
+        lambda job: 1 <= job.straggler_window_s <= MAX_WINDOW_S,
+        lambda job: f"want 1 to {MAX_WINDOW_S} seconds, got {job.straggler_window_s}",
+    ),
+    Rule(
+        "health.stragglers.pipelineStages",
+        lambda job: 1 <= job.pipeline_stages <= job.replicas * job.ranks_per_pod,
+        lambda job: f"want 1 to replicas x ranksPerPod ({job.replicas * job.ranks_per_pod}), got {job.pipeline_stages}",
+        "!has(self.health) || !has(self.health.stragglers) || "
+        "self.health.stragglers.pipelineStages <= self.replicas * self.ranksPerPod",
+        "health.stragglers.pipelineStages must be at most replicas x ranksPerPod",
     ),
 )
 TIMEOUT_RULES: tuple[Rule[Timeouts], ...] = (

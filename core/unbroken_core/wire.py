@@ -20,7 +20,7 @@ from unbroken_core.bounds import Bound, bound_of
 from unbroken_core.checkpoints import Candidate, Held, MemoryStatus, Restore
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.layers import Layer
-from unbroken_core.settings import HealthMode, JobSettings
+from unbroken_core.settings import HealthMode, JobSettings, StragglerMode
 
 MAX_MESSAGE_BYTES = 4 << 20
 """Longest message that is read. An Observation of 16,384 pods is 2.5 MB."""
@@ -51,8 +51,9 @@ _USUAL[Layer] = {"name": "", "label": ""}
 A field that a release adds to settings (JobSettings, Timeouts, RungBudget, Layer) belongs here, with its default: an
 image of the release before knows no such field, and refuses it.
 """
+_STRAGGLERS = {"stragglers": StragglerMode.REPORT, "straggler_window_s": 60.0, "pipeline_stages": 1}
 _USUAL |= {
-    JobSettings: {"copies": 0, "across": "", "health": HealthMode.OBSERVE},
+    JobSettings: {"copies": 0, "across": "", "health": HealthMode.OBSERVE} | _STRAGGLERS,
     messages.Welcome: {"copies": 0},
     Held: {"copies": (), "host": "", "port": 0, "problems": (), "disk": None},
     Candidate: {"fetches": ()},
@@ -60,8 +61,8 @@ _USUAL |= {
     MemoryStatus: {"across": "", "disk_step": -1, "disk_every": 0, "disk_problem": ""},
     messages.PodStatus: {"unfit": ""},
     messages.Hello: {"checkpoint_s": 0.0},
-    messages.Report: {"checkpoint_s": 0.0},
-    messages.Heartbeat: {"checkpoint_s": 0.0},
+    messages.Report: {"checkpoint_s": 0.0, "paces": ()},
+    messages.Heartbeat: {"checkpoint_s": 0.0, "paces": ()},
     messages.TimeSpent: {"checkpoint_s": 0.0},
     messages.JobStatus: {"health": None},
 }

@@ -32,7 +32,8 @@ _AT_ONCE = "moves at once: "
 _Goal = tuple[int, Awaited]
 """A step, and what is to be done after it."""
 _GO_ON: _Goal = (NO_STEP, Awaited.STAND)
-_PLANNED = (Cause.POD_LEAVING, Cause.DEVICE_FAULT)
+_FOUND = (Cause.DEVICE_FAULT, Cause.STRAGGLER)
+_PLANNED = (Cause.POD_LEAVING, *_FOUND)
 _SLACK_S = 2.0
 """So much longer than the coordinator workers wait: it is the one that ends the wait, unless it is gone."""
 
@@ -242,8 +243,8 @@ def _depart(move: PlannedMove, detail: str) -> TakeFaults:
 
 
 def _with_end(fault: FaultRecord, how: str) -> FaultRecord:
-    """Return a fault that says how the move ended; of a broken device what was found comes first."""
-    is_found = fault.cause is Cause.DEVICE_FAULT and fault.detail
+    """Return a fault that says how the move ended; of what was found of a pod, that comes first."""
+    is_found = fault.cause in _FOUND and fault.detail
     return replace(fault, detail=f"{fault.detail}; {how}" if is_found else how)
 
 

@@ -16,6 +16,7 @@ from unbroken_core.coordinator.events import Close, Send
 from unbroken_core.coordinator.faults import inspect, interrupt_message, order_out
 from unbroken_core.coordinator.forming import begin_adoption
 from unbroken_core.coordinator.health.settling import receive_health
+from unbroken_core.coordinator.health.stragglers import receive_paces
 from unbroken_core.coordinator.limits import check_hello, check_report, most_pods, most_ranks
 from unbroken_core.coordinator.memory.table import ReportingPod
 from unbroken_core.coordinator.moves import note_halted, send_halt
@@ -258,6 +259,8 @@ def receive(job: JobState, session: str, message: Union[Report, Heartbeat], now_
         return
     member.seq = message.seq
     job.members.receive(member, now_s)
+    if message.paces:
+        receive_paces(job, member, message.paces, now_s)
     if isinstance(message, Heartbeat):
         _note_stall(job, (place.state for place in member.places.values()), message.checkpoint_s, now_s)
         job.progress.step(message.max_step, now_s)

@@ -10,14 +10,15 @@ from dataclasses import replace
 
 from unbroken_core.bounds import MAX_DETAIL, MAX_RANK_SECONDS, MAX_SECONDS
 from unbroken_core.checkpoints import MemoryStatus
+from unbroken_core.coordinator.health.stragglers import has_untold
 from unbroken_core.coordinator.memory.choosing import memory_status
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import Forming, Interrupted, Running
 from unbroken_core.coordinator.state.places import Member
-from unbroken_core.findings import MAX_FINDINGS
+from unbroken_core.findings import MAX_FINDINGS, STRAGGLERS
 from unbroken_core.messages import PROTOCOL, HealthStatus, JobStatus, PodFinding, PodStatus, Recovery, TimeSpent
 from unbroken_core.names import plain_domains, plain_name
-from unbroken_core.reasons import JobPhase, Spent
+from unbroken_core.reasons import Cause, JobPhase, Spent
 
 _MAX_TEXTS = 256 << 10
 """Bytes of JSON of all findings, and of the details and stacks of all recoveries."""
@@ -68,7 +69,7 @@ def build_status(
         gained_s=min(gained_s, MAX_SECONDS),
         ran_for_s=None if ran_for_s is None else min(ran_for_s, MAX_SECONDS),
         time=_bounded(job.progress.account.spent(now_s)),
-        health=_health_status(job) if job.health.by_uid else None,
+        health=_health_status(job, now_s) if job.health.by_uid or job.paces.measured else None,
     )
 
 
@@ -97,7 +98,7 @@ def _memory_status(job: JobState) -> MemoryStatus:
     return replace(status, protected_step=step, across="; ".join(filter(None, said))[:1000])
 
 
-def _health_status(job: JobState) -> HealthStatus:
+def _health_status(job: JobState, now_s: float) -> HealthStatus:
     table, members = job.health, job.members
     found = [(uid, finding) for uid, finding in table.findings() if uid in members.by_uid]
     found.sort(key=lambda item: (-item[1].verdict.severity, members.by_uid[item[0]].pod, item[1].entity))
@@ -107,8 +108,11 @@ def _health_status(job: JobState) -> HealthStatus:
         if left < 0:
             break
         shown.append(PodFinding(members.by_uid[uid].pod, plain_name(members.by_uid[uid].node), finding))
-    unchecked = tuple(sorted(table.unchecked.items())[:MAX_FINDINGS])
-    return HealthStatus(len(table.by_uid), tuple(shown), len(found), unchecked, table.blame.held[:MAX_DETAIL])
+    untold = {STRAGGLERS: len(members.active)} if has_untold(job, now_s) else {}
+    unchecked = tuple(sorted({**table.unchecked, **untold}.items())[:MAX_FINDINGS])
+    return HealthStatus(
+        len(table.told), tuple(shown), len(found), unchecked, table.blame.held[:MAX_DETAIL], len(job.paces.measured)
+    )
 
 
 def _plain(recovery: Recovery) -> Recovery:
@@ -163,5 +167,5 @@ def _pod_status(job: JobState, member: Member) -> PodStatus:
         domains=plain_domains(job.members.ranking.names(member.uid)),
         workers=tuple(place.state.phase for place in member.places.values()),
         is_connected=member.session is not None,
-        unfit=member.unfit,
+        unfit=member.unfit if member.unfit_cause is Cause.DEVICE_FAULT else "",
     )

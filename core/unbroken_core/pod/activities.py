@@ -14,6 +14,7 @@ library decide nothing: a collective may be waited for in `threading.py`, and so
 import re
 from collections.abc import Sequence
 from enum import Enum, auto
+from functools import lru_cache
 from typing import NamedTuple
 
 from unbroken_core.bounds import MAX_PLACE
@@ -137,6 +138,7 @@ def _parse(text: str) -> _Frame | None:
     return _Frame(_kind(file, function), file, found["line"], function)
 
 
+@lru_cache(maxsize=4096)
 def _kind(file: str, function: str) -> _Kind:
     if _LIBRARY.search(file):
         return _Kind.LEFT if _LEFT.search(file) else _Kind.NEUTRAL

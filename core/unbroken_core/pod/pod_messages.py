@@ -127,6 +127,8 @@ class Enter:
     same iteration, when that changes: a worker whose agent ends counts from there."""
     restore: Restore | None = None
     """What checkpoints in memory go back to; None: ranks find out among themselves."""
+    window_s: float = 0.0
+    """The worker measures how busy it is in windows of so many seconds; 0: it does not."""
 
 
 @dataclass(frozen=True)

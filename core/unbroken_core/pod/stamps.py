@@ -19,7 +19,7 @@ HEADER_BYTES = 64
 SLOT_BYTES = 128
 """Of two cache lines, the second one for what is written once in a while."""
 
-PID, ITERATION, ALIVE, MAIN, PING, STEP, FLAGS, INCARNATION, CHECKPOINT = range(9)
+PID, ITERATION, ALIVE, MAIN, PING, STEP, FLAGS, INCARNATION, CHECKPOINT, NUM_WINDOWS, BUSY, PACE = range(12)
 """Index of each field in a slot."""
 
 FLAG_IN_FUNCTION = 1
@@ -53,6 +53,11 @@ class WorkerStamps:
     incarnation: int
     checkpoint_ns: int = 0
     """For how long this iteration has stood still for checkpoints that are over."""
+    num_windows: int = 0
+    """Windows of this iteration that are over, the last one of which is told; written last. 0: none."""
+    busy_ns: int = 0
+    step_ns: int = 0
+    """Of that window: how long the worker was busy in a step, and how long the step took."""
 
 
 def page_bytes(num_slots: int) -> int:
@@ -77,4 +82,4 @@ def pack_header(num_slots: int) -> bytes:
 
 def unpack_slot(page: bytes | memoryview, local_rank: int) -> WorkerStamps:
     """Read one slot. Raises struct.error when the page is too short."""
-    return WorkerStamps(*struct.unpack_from("<9q", page, slot_offset(local_rank)))
+    return WorkerStamps(*struct.unpack_from("<12q", page, slot_offset(local_rank)))

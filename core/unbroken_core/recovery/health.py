@@ -2,6 +2,7 @@
 
 a fatal finding                                    a strike
 a suspect one, seen in two of three samples        a strike
+a straggler, where the job moves them              a strike
 two suspect ones of different checks               a strike
 degraded, unknown, what the script causes          none
 
@@ -13,8 +14,9 @@ MAX_BLAMED within BUDGET_S                         nobody is blamed any more: a 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from unbroken_core.findings import Finding, Health, Verdict
+from unbroken_core.findings import STRAGGLERS, Finding, Health, Verdict
 from unbroken_core.plurals import counted
+from unbroken_core.reasons import Cause
 
 BREAKER_S = 300.0
 MAX_BLAMED = 4
@@ -35,6 +37,13 @@ class Strike:
     is_fatal: bool
     is_link: bool
     """Whether only links do: what is wrong may be a switch."""
+    is_slow: bool = False
+    """Whether it is a straggler, with no device that is known to be broken."""
+
+    @property
+    def cause(self) -> Cause:
+        """Why its ranks move, if they do."""
+        return Cause.STRAGGLER if self.is_slow else Cause.DEVICE_FAULT
 
     @property
     def text(self) -> str:
@@ -72,6 +81,9 @@ def strike_of(health: Health | None) -> Strike | None:
     confirmed = [each for each in suspect if each.seen >= _CONFIRMED]
     if not confirmed and len({each.check for each in suspect}) < _CONFIRMED:
         return None
+    slow = [each for each in confirmed if each.check == STRAGGLERS]
+    if slow:
+        return Strike(slow[0], False, False, True)
     is_link = all(each.check in LINK_CHECKS for each in suspect)
     return Strike((confirmed or suspect)[0], False, is_link)
 

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from unbroken_core.settings import HealthMode
+from unbroken_core.findings import STRAGGLERS
+from unbroken_core.settings import MAX_RANKS_PER_POD, MAX_WINDOW_S, HealthMode, StragglerMode
 from unbroken_operator.api.model_base import Model, rule, rules
 
 MAX_PATHS = 8
@@ -14,7 +15,10 @@ MAX_PROBES = 8
 MAX_COMMAND_BYTES = 16 << 10
 """Of the commands of all probes. As JSON they take six times as much at most, and the kernel starts no process with a
 variable of 128 KiB."""
-BUILT_IN = ("clock", "gpu", "gpu-events", "memory", "network", "oom", "pcie", "ports", "storage", "watch", "extensions")
+BUILT_IN = (
+    *("clock", "gpu", "gpu-events", "memory", "network", "oom", "pcie", "ports", "storage", "watch", "extensions"),
+    STRAGGLERS,
+)
 """Names of checks that no probe may have."""
 _IS_UNIQUE = "!has(self.probes) || self.probes.all(one, self.probes.exists_one(other, other.name == one.name))"
 _IS_SHORT = (
@@ -53,6 +57,19 @@ class ProbeSpec(Model):
     """What exit code 1 means."""
 
 
+class StragglerSpec(Model):
+    """Ranks that are busy longer than the others in each step, and so hold up all of them."""
+
+    mode: StragglerMode = StragglerMode.REPORT
+    """Off: no worker measures. Report: the condition Straggling names them. Move: they move to a ready spare, once."""
+    window_seconds: Annotated[int, Field(ge=5, le=MAX_WINDOW_S)] = 60
+    """So long a worker measures before it is compared with others, and at least half of timeouts.heartbeatSeconds. Who
+    is slow in two windows in a row is named."""
+    pipeline_stages: Annotated[int, Field(ge=1, le=MAX_RANKS_PER_POD * 1024)] = 1
+    """Ranks are compared with those of their stage; stage 0 has the first ranks, and so on. Set it to the job's
+    pipeline-parallel size: stages have different work."""
+
+
 class HealthSpec(Model):
     """The watch on devices, links and nodes."""
 
@@ -73,6 +90,8 @@ class HealthSpec(Model):
     room. Nothing is written there."""
     probes: Annotated[tuple[ProbeSpec, ...], Field(max_length=MAX_PROBES)] = ()
     """Commands that look at more, each on a schedule of its own; 16 KiB of commands in all."""
+    stragglers: StragglerSpec = StragglerSpec()
+    """Which ranks hold all others up."""
 
 
 def refusals(health: HealthSpec) -> Iterator[str]:

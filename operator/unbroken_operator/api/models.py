@@ -18,6 +18,7 @@ from unbroken_core.settings import (
     MAX_RANKS_PER_POD,
     RESTART_RULES,
     SIZE_RULES,
+    STRAGGLER_RULES,
     TIMEOUT_RULES,
 )
 from unbroken_operator.api.health_models import HealthSpec
@@ -235,6 +236,7 @@ class Spec(Model):
             *cel_rules((LAYER_FITS_PODS, LAYER_FITS_JOB), ".topology.layers"),
             *cel_rules(RESTART_RULES),
             *cel_rules(COPIES_RULES),
+            *cel_rules(STRAGGLER_RULES),
             ACROSS_PRESET,
             *(rule(cel_of(row), row.message, row.field_path) for row in MEMORY_RULES),
             rule(

@@ -54,6 +54,7 @@ class ConditionType(str, Enum):
     SPARES_SPREAD = "SparesSpread"
     UP_TO_DATE = "UpToDate"
     NODES_HEALTHY = "NodesHealthy"
+    STRAGGLING = "Straggling"
     THROTTLED = "Throttled"
     COMPLETE = "Complete"
     FAILED = "Failed"
@@ -69,9 +70,10 @@ class JobCondition(Model):
     interruption is being repaired. Degraded: the job runs with fewer ranks than it wants. SparesExhausted: spares are
     wanted and none is ready. SparesSpread: every domain of every layer in which active pods stand has a spare pod.
     UpToDate: all pods were made from the current template; shown from its first change on. NodesHealthy: the watches
-    of the pods found no broken device, link or storage; shown from their first word on. Throttled: the job asks for
-    more than its share of the operator, and the rest is held back; shown from the first time on. Complete and Failed:
-    the job is over."""
+    of the pods found no broken device, link or storage; shown from their first word on. Straggling: ranks hold all
+    others up, since they are busy longer in each step; shown once workers have measured it. Throttled: the job asks
+    for more than its share of the operator, and the rest is held back; shown from the first time on. Complete and
+    Failed: the job is over."""
     status: ConditionStatus
     """True, False or Unknown."""
     reason: Annotated[str, Field(min_length=1, max_length=64)]

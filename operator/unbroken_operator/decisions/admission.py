@@ -238,6 +238,9 @@ def _settings_fields(spec: Spec) -> dict[str, Any]:
             isolation_s=None if boxes.isolation_seconds is None else float(boxes.isolation_seconds),
         ),
         "health": spec.health.mode,
+        "stragglers": spec.health.stragglers.mode,
+        "straggler_window_s": float(spec.health.stragglers.window_seconds),
+        "pipeline_stages": spec.health.stragglers.pipeline_stages,
         "copies": 0 if spec.memory is None else spec.memory.replicas,
         "across": "" if spec.memory is None else spec.memory.across or "",
     }

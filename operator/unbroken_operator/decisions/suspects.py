@@ -25,7 +25,8 @@ _WEIGHTS = {
     Cause.HEARTBEAT_LOST: 1.0,
     Cause.UNHEALTHY: 1.0,
     Cause.DEVICE_FAULT: 1.0,
-    # Out of memory, a crash in native code, a hang: the node as likely as the script.
+    # Slow, out of memory, a crash in native code, a hang: the node as likely as the script.
+    Cause.STRAGGLER: 0.5,
     Cause.PROCESS_SIGNAL: 0.5,
     Cause.HARD_TIMEOUT: 0.5,
 }

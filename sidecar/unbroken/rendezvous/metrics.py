@@ -14,7 +14,7 @@ from unbroken.network.refusals import Refusal, Refusals
 from unbroken.network.refused_metric import refused_metric
 from unbroken.rendezvous.service import Service
 from unbroken_core.coordinator.coordinator import Coordinator
-from unbroken_core.findings import Verdict
+from unbroken_core.findings import STRAGGLERS, Verdict
 from unbroken_core.messages import JobStatus, PodStatus, TimeSpent
 from unbroken_core.reasons import Cause, JobPhase, Phase, Role, Rung, Spent, WorkerPhase
 from unbroken_core.recovery.account import ratios
@@ -231,6 +231,14 @@ def _health(status: JobStatus) -> Iterator[Metric]:
     for verdict in (Verdict.DEGRADED, Verdict.SUSPECT, Verdict.FATAL):
         found.add_metric([verdict.value], verdicts.count(verdict))
     yield found
+    if status.health.num_paced:
+        slow = sum(item.finding.check == STRAGGLERS for item in status.health.findings)
+        yield _gauge("unbroken_stragglers", "Ranks that hold all others up, at most 64.", slow)
+        yield _gauge(
+            "unbroken_compared_ranks",
+            "Ranks whose busy time was compared in the last window; of others nobody knows whether they are slow.",
+            status.health.num_paced,
+        )
     yield _gauge("unbroken_health_pods", "Pods whose watch has said something.", status.health.num_pods)
     yield _gauge(
         "unbroken_health_unchecked",

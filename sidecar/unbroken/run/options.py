@@ -16,7 +16,7 @@ from unbroken_core.errors import InputError
 from unbroken_core.layers import Layer
 from unbroken_core.plurals import counted
 from unbroken_core.reasons import Rung
-from unbroken_core.settings import DEFAULT_RUNGS, HealthMode, JobSettings, RungBudget, Timeouts
+from unbroken_core.settings import DEFAULT_RUNGS, HealthMode, JobSettings, RungBudget, StragglerMode, Timeouts
 
 MAX_LOCAL_PODS = 250
 STDIN = "-"
@@ -77,6 +77,9 @@ def read_options(arguments: Sequence[str] | None) -> RunOptions:
         copies=_copies(parsed),
         across=parsed.memory_across,
         health=HealthMode(parsed.health),
+        stragglers=StragglerMode(parsed.stragglers),
+        straggler_window_s=parsed.straggler_window,
+        pipeline_stages=parsed.pipeline_stages,
     )
     return RunOptions(
         settings=settings,
@@ -104,7 +107,7 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    for add in (_add_shape, _add_recovery, _add_times, _add_other):
+    for add in (_add_shape, _add_recovery, _add_times, _add_health, _add_other):
         add(parser)
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE ...", help="run this module")
     parser.add_argument(
@@ -177,6 +180,28 @@ def _add_times(parser: argparse.ArgumentParser) -> None:
         times.add_argument(f"--{name}", type=float, default=default, metavar="S", help=f"({default:g})")
 
 
+def _add_health(parser: argparse.ArgumentParser) -> None:
+    health = parser.add_argument_group("health")
+    health.add_argument(
+        "--health",
+        choices=[mode.value for mode in HealthMode],
+        default=HealthMode.OFF.value,
+        help="look after devices and links: Observe tells, Act moves ranks (Off)",
+    )
+    health.add_argument(
+        "--stragglers",
+        choices=[mode.value for mode in StragglerMode],
+        default=StragglerMode.OFF.value,
+        help="find ranks that hold all others up: Report tells, Move moves them to a spare (Off)",
+    )
+    health.add_argument(
+        "--straggler-window", type=float, default=60.0, metavar="S", help="compare ranks after so many seconds (60)"
+    )
+    health.add_argument(
+        "--pipeline-stages", type=int, default=1, metavar="N", help="compare them within their pipeline stage (1)"
+    )
+
+
 def _add_other(parser: argparse.ArgumentParser) -> None:
     other = parser.add_argument_group("other")
     other.add_argument("--job", default="", metavar="NAME", help="name of the job (default: the script's)")
@@ -193,12 +218,6 @@ def _add_other(parser: argparse.ArgumentParser) -> None:
     )
     other.add_argument(
         "--memory-across", default="", metavar="LAYER", help="copies lie in different domains of it (the outermost)"
-    )
-    other.add_argument(
-        "--health",
-        choices=[mode.value for mode in HealthMode],
-        default=HealthMode.OFF.value,
-        help="look after devices and links: Observe tells, Act moves ranks (Off)",
     )
     other.add_argument("--tls", action="store_true", help="encrypt what agents and rendezvous say to each other")
     other.add_argument(

@@ -44,7 +44,7 @@ from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.plurals import counted
 from unbroken_core.reasons import JobPhase, Rung
-from unbroken_core.settings import JobSettings, RungBudget
+from unbroken_core.settings import JobSettings, RungBudget, StragglerMode
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +108,8 @@ def settings_for(hosts: list[Attendance]) -> JobSettings:
         # A script need not ping: only the very same fault again and again ends the job.
         no_progress_limit=hosts[0].no_progress_limit,
         timeouts=hosts[0].timeouts,
+        # Nobody would be told.
+        stragglers=StragglerMode.OFF,
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from unbroken.watch.checks.probe import BUILT_IN as BUILT_IN_OF_WATCH
 from unbroken.watch.checks.probe import Probe, read_probes
 from unbroken_core.errors import WireError
-from unbroken_core.findings import Finding, Verdict
+from unbroken_core.findings import STRAGGLERS, Finding, Verdict
 from unbroken_core.messages import HealthStatus, PodFinding
 from unbroken_core.reasons import Cause, JobPhase, Role
 from unbroken_core.settings import HealthMode
@@ -134,6 +134,35 @@ def test_the_condition_says_what_is_broken_and_what_was_not_checked() -> None:
     assert world.messages("DevicesFaulty") == [message]
     say(world, None)
     assert world.condition("NodesHealthy") == ("Unknown", "HealthNotChecked")
+
+
+def test_stragglers_have_a_condition_of_their_own_and_an_event() -> None:
+    world = running_world()
+    slow = Finding(STRAGGLERS, "rank 1", Verdict.SUSPECT, "slow-rank", message="busy for long", seen=2)
+    say(world, None)
+    assert "Straggling" not in {item["type"] for item in world.job["status"]["conditions"]}
+    assert say(world, replace(health_of(), num_pods=0, num_paced=6)) == "", "no watch has said anything"
+    assert world.condition("Straggling") == ("False", "PaceEven")
+    assert say(world, replace(health_of(SLOW, slow), num_paced=6)).startswith("nothing broken was found; worn: ")
+    assert world.condition("Straggling") == ("True", "RanksSlow")
+    assert world.messages("RanksSlow") == ["digits-0 on node a: slow-rank on rank 1 is suspect: busy for long"]
+    say(world, health_of(SLOW))
+    assert world.condition("Straggling") == ("Unknown", "PaceNotMeasured")
+
+
+@pytest.mark.parametrize(
+    ("spec", "where"),
+    [
+        pytest.param({"mode": "Perhaps"}, "spec.health.stragglers.mode", id="another mode"),
+        pytest.param({"windowSeconds": 1}, "spec.health.stragglers.windowSeconds", id="a short window"),
+        pytest.param({"pipelineStages": 0}, "spec.health.stragglers.pipelineStages", id="no stage"),
+        pytest.param({"pipelineStages": 4096}, "health.stragglers.pipelineStages: want 1 to", id="more than ranks"),
+    ],
+)
+def test_unsound_settings_of_stragglers_are_named(spec: dict[str, Any], where: str) -> None:
+    verdict = admit(a_job(health={"stragglers": spec}))
+    assert isinstance(verdict, InvalidSpec)
+    assert where in verdict.message
 
 
 def test_numbers_of_pods_that_change_all_the_time_write_no_status() -> None:

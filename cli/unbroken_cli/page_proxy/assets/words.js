@@ -42,6 +42,7 @@ export const CAUSE_WORDS = {
   'process-exit': 'the process ended',
   'process-signal': 'a signal ended the process',
   'device-fault': 'a GPU or a link is broken',
+  straggler: 'a rank held all others up',
   'pod-leaving': 'the pod was being deleted',
   'pod-lost': 'the pod is gone, or its connection is and did not come back',
   'heartbeat-lost': 'the pod fell silent',

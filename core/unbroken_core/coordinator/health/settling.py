@@ -9,6 +9,7 @@ left, or no layer lets a spare take the ranks: a finding ends no job, and makes 
 import math
 
 from unbroken_core.coordinator.faults import inspect
+from unbroken_core.coordinator.health.stragglers import note_moved, settle_stragglers
 from unbroken_core.coordinator.state.health_table import HealthTable
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import Interrupted, Running
@@ -17,7 +18,7 @@ from unbroken_core.findings import Health
 from unbroken_core.ranks.worlds import World
 from unbroken_core.reasons import Cause, Rung
 from unbroken_core.recovery.health import BREAKER_S, BUDGET_S, SWITCH_S, Blame, Strike, assess
-from unbroken_core.settings import HealthMode
+from unbroken_core.settings import HealthMode, StragglerMode
 
 _LOOK_AGAIN_S = 1.0
 """Whether layers let a spare take the ranks is a plan of the whole job."""
@@ -31,6 +32,7 @@ def receive_health(job: JobState, member: Member, health: Health | None, now_s: 
 
 def settle_health(job: JobState, now_s: float) -> float:
     """Blame who is to be blamed now, and acquit others. Return when to look again."""
+    settle_stragglers(job, now_s)
     table, members = job.health, job.members
     believed = [uid for uid in members.unfit if uid in members.by_uid]
     if not table.strikes and not believed:
@@ -48,18 +50,28 @@ def settle_health(job: JobState, now_s: float) -> float:
             members.note_unfit(members.by_uid[uid], "")
     due_s = [at_s + BREAKER_S for at_s in recent.values()] + [at_s + BUDGET_S for at_s in table.blames_s[:1]]
     due_s += [at_s + _LOOK_AGAIN_S for at_s in table.unmovable_s.values() if at_s + _LOOK_AGAIN_S > now_s]
-    if job.settings.health is HealthMode.ACT:
-        for uid, strike in blame.blamed.items():
-            # A switch is known by the second of its links that goes down.
-            wait_s = SWITCH_S if strike.is_link and domains[uid] else 0.0
-            if uid not in members.unfit and now_s < table.since_s[uid] + wait_s:
-                due_s.append(table.since_s[uid] + wait_s)
-            elif uid not in members.unfit and _may_blame(job, members.by_uid[uid], strike, now_s):
-                table.blamed_s[uid] = now_s
-                table.blames_s.append(now_s)
-                members.note_unfit(members.by_uid[uid], strike.text)
-                inspect(job, members.by_uid[uid], now_s)
+    for uid, strike in blame.blamed.items():
+        if uid in members.unfit or not _acts(job, strike):
+            continue
+        # A switch is known by the second of its links that goes down.
+        wait_s = SWITCH_S if strike.is_link and domains[uid] else 0.0
+        if now_s < table.since_s[uid] + wait_s:
+            due_s.append(table.since_s[uid] + wait_s)
+        elif _may_blame(job, members.by_uid[uid], strike, now_s):
+            table.blamed_s[uid] = now_s
+            table.blames_s.append(now_s)
+            if strike.is_slow:
+                note_moved(job, uid)
+            members.note_unfit(members.by_uid[uid], strike.text, strike.cause)
+            inspect(job, members.by_uid[uid], now_s)
     return min(due_s, default=math.inf)
+
+
+def _acts(job: JobState, strike: Strike) -> bool:
+    """Return whether the job wants ranks to move for it."""
+    if strike.is_slow:
+        return job.settings.stragglers is StragglerMode.MOVE
+    return job.settings.health is HealthMode.ACT
 
 
 def _note(table: HealthTable, blame: Blame) -> None:
@@ -73,7 +85,7 @@ def _may_blame(job: JobState, member: Member, strike: Strike, now_s: float) -> b
     if not member.ranks:
         return isinstance(job.phase, Running)
     others = (uid for uid in job.members.ready if uid not in job.members.active and uid not in job.health.strikes)
-    if next(others, None) is None or not _may_promote(job, now_s):
+    if next(others, None) is None or not _may_promote(job, strike.cause, now_s):
         return False
     if isinstance(job.phase, Running):
         # Where every move restarts the processes from a checkpoint, a suspicion is not worth one.
@@ -83,9 +95,9 @@ def _may_blame(job: JobState, member: Member, strike: Strike, now_s: float) -> b
     return isinstance(job.phase, Interrupted) and strike.is_fatal
 
 
-def _may_promote(job: JobState, now_s: float) -> bool:
-    """Return whether a spare may be promoted for a broken device: without the rung, the job would shrink or end."""
-    if not job.settings.counts(Cause.DEVICE_FAULT):
+def _may_promote(job: JobState, cause: Cause, now_s: float) -> bool:
+    """Return whether a spare may be promoted for this: without the rung, the job would shrink or end."""
+    if not job.settings.counts(cause):
         return Rung.POD in job.budgets.allowed
     return job.budgets.is_possible(Rung.POD, now_s)
 

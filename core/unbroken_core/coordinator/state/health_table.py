@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from unbroken_core.findings import Finding, Health, Verdict
+from unbroken_core.findings import STRAGGLERS, Finding, Health, Verdict
 from unbroken_core.recovery.health import Blame, Strike, strike_of
 
 
@@ -12,7 +12,12 @@ from unbroken_core.recovery.health import Blame, Strike, strike_of
 class HealthTable:
     """One job's. Changed by verbs only; each costs O(findings of one pod)."""
 
+    told: dict[str, Health] = field(default_factory=dict)
+    """What watches say, by uid of a pod."""
+    slow: dict[str, tuple[Finding, ...]] = field(default_factory=dict)
+    """Stragglers, likewise."""
     by_uid: dict[str, Health] = field(default_factory=dict)
+    """Both."""
     strikes: dict[str, Strike] = field(default_factory=dict)
     """By uid of the pods that something speaks against."""
     since_s: dict[str, float] = field(default_factory=dict)
@@ -32,8 +37,31 @@ class HealthTable:
 
     def note(self, uid: str, health: Health | None, now_s: float) -> None:
         """Take what the watch of a pod says; None: there is none, or the pod is gone."""
-        if self.by_uid.get(uid) == health:
+        if self.told.get(uid) == health:
             return
+        self.told.pop(uid, None)
+        if health is not None:
+            self.told[uid] = health
+        self._merge(uid, now_s)
+
+    def note_slow(self, uid: str, findings: tuple[Finding, ...], now_s: float) -> None:
+        """Take which workers of a pod hold all others up; none: no one does, or the pod is gone."""
+        if self.slow.get(uid, ()) == findings:
+            return
+        self.slow.pop(uid, None)
+        if findings:
+            self.slow[uid] = findings
+        self._merge(uid, now_s)
+
+    def _merge(self, uid: str, now_s: float) -> None:
+        """Note what is known of a pod."""
+        told, slow = self.told.get(uid), self.slow.get(uid, ())
+        if slow or (told is not None and any(each.check == STRAGGLERS for each in told.findings)):
+            # No watch can know one.
+            others = () if told is None else tuple(each for each in told.findings if each.check != STRAGGLERS)
+            health: Health | None = Health((*slow, *others))
+        else:
+            health = told
         self.num_changes += 1
         self.unchecked.subtract(_unchecked(self.by_uid.pop(uid, None)))
         self.unchecked += Counter()  # Drops what is at zero.

@@ -15,7 +15,7 @@ from unbroken_core.messages import Plan, PodObservation, WorkerState
 from unbroken_core.ranks.ranking import Ranking
 from unbroken_core.ranks.rules import Rules
 from unbroken_core.ranks.worlds import Cut, Locals
-from unbroken_core.reasons import WorkerPhase
+from unbroken_core.reasons import Cause, WorkerPhase
 
 # A name of the module is found faster than a member of an Enum, and places are looked at by the ten thousand.
 _RUNNING, _COMPLETED = WorkerPhase.RUNNING, WorkerPhase.COMPLETED
@@ -298,10 +298,10 @@ class Members:
             self.ranking.place(member.uid, member.pod, pod.domains)
         self.sort(member)
 
-    def note_unfit(self, member: Member, why: str) -> None:
-        """Note that a pod can have no ranks for what its watch found; "": that it can."""
+    def note_unfit(self, member: Member, why: str, cause: Cause = Cause.DEVICE_FAULT) -> None:
+        """Note that a pod can have no ranks for what was found of it; "": that it can."""
         self.num_changes += 1
-        member.unfit = why
+        member.unfit, member.unfit_cause = why, cause
         self.sort(member)
 
     def begin(self, world: ActiveWorld, cut: Cut) -> None:

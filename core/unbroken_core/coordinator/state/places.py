@@ -127,7 +127,9 @@ class Member:
     """Whether its agent knows Halt."""
     is_leaving: bool = False
     unfit: str = ""
-    """Why it can have no ranks by what its watch found; "" when it can."""
+    """Why it can have no ranks by what was found of it; "" when it can."""
+    unfit_cause: Cause = Cause.DEVICE_FAULT
+    """DEVICE_FAULT or STRAGGLER, while it is unfit."""
     gone: Cause | None = None
     """Set while the operator says that the pod is gone."""
     has_domains: bool = False
@@ -142,12 +144,12 @@ class Member:
         """Why this pod can have no ranks; None when it can."""
         if self.gone or self.is_leaving:
             return self.gone or Cause.POD_LEAVING
-        return Cause.DEVICE_FAULT if self.unfit else None
+        return self.unfit_cause if self.unfit else None
 
     @property
     def out_detail(self) -> str:
         """What more there is to say about `out`; "" when that is all."""
-        return self.unfit if self.out is Cause.DEVICE_FAULT else ""
+        return self.unfit if self.unfit and self.out is self.unfit_cause else ""
 
     @property
     def role(self) -> Role:

@@ -204,6 +204,7 @@ def _health_violations(health: HealthStatus, limits: ReportLimits) -> Iterator[s
     where = ".health"
     yield from _outside(
         (f"{where}.num_pods", health.num_pods, 0, limits.pods),
+        (f"{where}.num_paced", health.num_paced, 0, limits.ranks),
         (f"{where}.num_findings", health.num_findings, 0, limits.pods * MAX_FINDINGS),
         *((f"{where}.unchecked", num_pods, 0, limits.pods) for _check, num_pods in health.unchecked),
     )

@@ -14,7 +14,7 @@ from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec
 from unbroken_operator.decisions.assessment import Assessment
 from unbroken_operator.decisions.lifecycle import JobOutcome, ending_pods, job_outcome, was_suspended
 from unbroken_operator.decisions.reporting.finding import MAX_MESSAGE, Finding, cut, listed
-from unbroken_operator.decisions.reporting.health_condition import nodes_healthy
+from unbroken_operator.decisions.reporting.health_condition import nodes_healthy, straggling
 from unbroken_operator.decisions.reporting.pod_conditions import pods_ready, up_to_date
 from unbroken_operator.decisions.reporting.recovery_text import culprit
 from unbroken_operator.decisions.reporting.silence import has_run, is_unknown, silent_reason, unknown, why_silent
@@ -168,6 +168,7 @@ def _progress(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, po
     yield _running(report, pods_ready)
     yield _recovering(report)
     yield from nodes_healthy(snapshot, report)
+    yield from straggling(snapshot, report)
     yield _degraded(report)
     if report.iteration >= 0:
         yield spares_exhausted(verdict, assessment)

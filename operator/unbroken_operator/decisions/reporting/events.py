@@ -20,6 +20,7 @@ _WARNINGS = {
     ("Degraded", "True"),
     ("SparesExhausted", "True"),
     ("NodesHealthy", "False"),
+    ("Straggling", "True"),
     ("Failed", "True"),
     ("Throttled", "True"),
 }

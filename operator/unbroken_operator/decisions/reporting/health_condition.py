@@ -1,8 +1,8 @@
-"""The condition NodesHealthy: what the watches of the pods have found, and what they could not look at."""
+"""Two conditions: what the watches of the pods have found and could not look at, and which ranks hold all others up."""
 
 from collections.abc import Iterator
 
-from unbroken_core.findings import Verdict
+from unbroken_core.findings import STRAGGLERS, Verdict
 from unbroken_core.messages import HealthStatus, JobStatus, PodFinding
 from unbroken_core.plurals import counted
 from unbroken_core.reasons import Reason
@@ -18,13 +18,14 @@ _FAULTS = (Verdict.SUSPECT, Verdict.FATAL)
 def nodes_healthy(snapshot: Snapshot, report: JobStatus) -> Iterator[Finding]:
     """Say what was found, once a watch has said anything. What was not checked is never part of what is well."""
     health = report.health
-    if health is None:
-        if any(item["type"] == ConditionType.NODES_HEALTHY.value for item in snapshot.status.get("conditions") or ()):
+    if health is None or not health.num_pods:
+        if _is_stored(snapshot, ConditionType.NODES_HEALTHY):
             text = "no watch of a pod says anything: health.mode is Off, or they have yet to start"
             yield Finding(ConditionType.NODES_HEALTHY, None, Reason.HEALTH_NOT_CHECKED, text)
         return
-    faults = [item for item in health.findings if item.finding.verdict in _FAULTS]
-    worn = [item for item in health.findings if item.finding.verdict is Verdict.DEGRADED]
+    found = [item for item in health.findings if item.finding.check != STRAGGLERS]
+    faults = [item for item in found if item.finding.verdict in _FAULTS]
+    worn = [item for item in found if item.finding.verdict is Verdict.DEGRADED]
     unchecked = _unchecked(health)
     if faults:
         parts = [_shown(faults), health.held, unchecked]
@@ -34,6 +35,28 @@ def nodes_healthy(snapshot: Snapshot, report: JobStatus) -> Iterator[Finding]:
     parts = ["nothing broken was found", f"worn: {_shown(worn)}" if worn else "", unchecked]
     message = cut("; ".join(filter(None, parts)))
     yield Finding(ConditionType.NODES_HEALTHY, True, Reason.NODES_HEALTHY, message)
+
+
+def straggling(snapshot: Snapshot, report: JobStatus) -> Iterator[Finding]:
+    """Say which ranks hold all others up, once workers have said how busy they are."""
+    kind, health = ConditionType.STRAGGLING, report.health
+    slow = [] if health is None else [item for item in health.findings if item.finding.check == STRAGGLERS]
+    if health is not None and slow:
+        is_held = any(item.finding.verdict in _FAULTS for item in slow)
+        message = "; ".join(filter(None, (_shown(slow), health.held if is_held else "")))
+        yield Finding(kind, True, Reason.RANKS_SLOW, cut(message))
+    elif health is not None and health.num_paced:
+        message = f"no rank was busy longer than usual in its stage, of {counted(health.num_paced, 'rank')} in a window"
+        yield Finding(kind, False, Reason.PACE_EVEN, message)
+    elif _is_stored(snapshot, kind):
+        text = (
+            "no worker says how busy it is: the iteration is young, or the script cannot be measured (docs/health.md)"
+        )
+        yield Finding(kind, None, Reason.PACE_NOT_MEASURED, text)
+
+
+def _is_stored(snapshot: Snapshot, kind: ConditionType) -> bool:
+    return any(item["type"] == kind.value for item in snapshot.status.get("conditions") or ())
 
 
 def _shown(found: list[PodFinding]) -> str:

@@ -102,8 +102,20 @@ def _slot(first: bytes, second: bytes, local_rank: int) -> WorkerStamps:
         min(max(later.step, -1), MAX_NUMBER),
         later.flags,
         later.incarnation,
-        min(max(later.checkpoint_ns, 0), int(MAX_SECONDS) * 10**9),
+        _duration(later.checkpoint_ns),
+        # A window is told when both looks have seen the same one.
+        min(max(later.num_windows, 0), MAX_NUMBER) if _window(earlier) == _window(later) else 0,
+        _duration(later.busy_ns),
+        _duration(later.step_ns),
     )
+
+
+def _window(stamps: WorkerStamps) -> tuple[int, int, int, int]:
+    return stamps.iteration, stamps.num_windows, stamps.busy_ns, stamps.step_ns
+
+
+def _duration(nanoseconds: int) -> int:
+    return min(max(nanoseconds, 0), int(MAX_SECONDS) * 10**9)
 
 
 def read_stack(folder: Path, local_rank: int) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from unbroken.agent.decisions.activity import note_stamps
 from unbroken.agent.decisions.events import Ticked
 from unbroken.agent.decisions.place import LocalPlace
-from unbroken_core.messages import Fault, WorkerState
+from unbroken_core.messages import Fault, Pace, WorkerState
 from unbroken_core.pod.liveness import Evidence, ages, find_hangs
 from unbroken_core.pod.stacks import where
 from unbroken_core.pod.stamps import WorkerStamps
@@ -39,6 +39,8 @@ def note_hangs(
             stack = place.incarnation.stack if frames is None else frames
             place.incarnation = replace(place.incarnation, step=slot.step, stack=stack)
         place.checkpoint = slot.iteration, slot.checkpoint_ns
+        if slot.num_windows and slot.iteration == state.iteration:
+            place.pace = _pace(place, slot)
         if state.phase is WorkerPhase.RUNNING and slot.iteration == state.iteration:
             watched[place.local_rank] = slot
             note_stamps(place, slot, ages(slot, int(now_s * _NS)), timeouts.soft_s)
@@ -86,6 +88,11 @@ def note_absent(places: Sequence[LocalPlace], now_s: float, timeouts: Timeouts) 
         if waited_s >= attach_patience_s(timeouts):
             detail = f"has not attached for {waited_s:.0f} s: does it call unbroken.inprocess.Wrapper?"
             place.incarnation = replace(place.incarnation, found=Fault(Cause.SOFT_TIMEOUT, -1, detail, waited_s))
+
+
+def _pace(place: LocalPlace, slot: WorkerStamps) -> Pace:
+    busy_s, step_s = round(slot.busy_ns / _NS, 6), round(slot.step_ns / _NS, 6)
+    return Pace(place.local_rank, slot.iteration, slot.num_windows - 1, busy_s, step_s)
 
 
 def _is_of(slot: WorkerStamps, place: LocalPlace) -> bool:

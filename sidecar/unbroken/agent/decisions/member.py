@@ -417,6 +417,7 @@ class PodMember:
     def _report(self, now_s: float) -> list[Action]:
         workers = self.workers
         self.reporter.checkpoint_s = checkpoint_s(self.places, workers)
+        self.reporter.paces = tuple(place.pace for place in self.places if place.pace is not None)
         if self.reporter.is_hello_due:
             if not self._may_join(now_s):
                 return []

@@ -13,7 +13,7 @@ from unbroken_core.pod.liveness import ending_limit_s
 from unbroken_core.pod.pod_messages import DumpStack, End, Enter, Inspect, Leave, Look, Release, Shutdown, Spawn
 from unbroken_core.pod.stacks import where
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
-from unbroken_core.settings import JobSettings, Timeouts
+from unbroken_core.settings import JobSettings, StragglerMode
 
 _INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING, WorkerPhase.COMPLETED)
 
@@ -137,7 +137,7 @@ class Orders:
             has_entry and is_accepted and self._instructions.is_plan_open and not place.incarnation.is_passed_over
         )
         if may_enter and state.phase is WorkerPhase.READY and state.iteration < plan.iteration:
-            entry = _entry(plan, part, self._settings.timeouts)
+            entry = _entry(plan, part, self._settings)
             place.incarnation = replace(place.incarnation, entry=entry, activity=None)
             place.entered = -1 if self._is_in_process else plan.iteration
         return self._pass_on(place)
@@ -152,7 +152,7 @@ class Orders:
             return []
         place.connection = replace(connection, lost_since_s=lost_since_s)
         lost_s = None if lost_since_s is None else now_s - lost_since_s
-        return [SendToWorker(place.local_rank, replace(_entry(plan, part, self._settings.timeouts), lost_s=lost_s))]
+        return [SendToWorker(place.local_rank, replace(_entry(plan, part, self._settings), lost_s=lost_s))]
 
     def _halt(self, place: LocalPlace, state: WorkerState) -> list[Action]:
         """Pass on the newest order to wait after a step, or to go on: once per connection."""
@@ -295,7 +295,8 @@ def _is_given_up(place: LocalPlace) -> bool:
     return found is not None and found.cause is Cause.HARD_TIMEOUT
 
 
-def _entry(plan: Plan, part: RankPlan, timeouts: Timeouts) -> Enter:
+def _entry(plan: Plan, part: RankPlan, settings: JobSettings) -> Enter:
+    is_measured = part.rank is not None and settings.stragglers is not StragglerMode.OFF
     return Enter(
         plan.term,
         plan.iteration,
@@ -304,6 +305,7 @@ def _entry(plan: Plan, part: RankPlan, timeouts: Timeouts) -> Enter:
         plan.master_host,
         plan.master_port,
         plan.spare_ranks,
-        None if part.rank is None else lonely_patience_s(plan, timeouts),
+        None if part.rank is None else lonely_patience_s(plan, settings.timeouts),
         restore=plan.restore,
+        window_s=settings.window_s if is_measured else 0.0,
     )

@@ -8,7 +8,7 @@ LocalPlace             lasts as long as the pod
 
 from dataclasses import dataclass, field, replace
 
-from unbroken_core.messages import Activity, Consult, Fault, Halt, RankPlan, WorkerState
+from unbroken_core.messages import Activity, Consult, Fault, Halt, Pace, RankPlan, WorkerState
 from unbroken_core.pod.liveness import Ages
 from unbroken_core.pod.pod_messages import Enter, MainThread, ProcessState, WorkerReport
 from unbroken_core.reasons import WorkerPhase
@@ -122,6 +122,8 @@ class LocalPlace:
     """Health checks that were run here last, and whether they passed: a failure stays until another process passes."""
     checkpoint: tuple[int, int] = (-1, 0)
     """An iteration, and the nanoseconds for which the worker has stood still for checkpoints in it."""
+    pace: Pace | None = None
+    """How busy the worker was in the newest window that it told."""
     stamps: Stamps | None = None
     """At the last look at the page; here, since it changes all the time."""
     looked: Looked | None = None

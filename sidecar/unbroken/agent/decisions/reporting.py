@@ -10,7 +10,7 @@ from typing import Union
 from unbroken_core.bounds import MAX_SECONDS
 from unbroken_core.checkpoints import Held
 from unbroken_core.findings import Health, is_news
-from unbroken_core.messages import Fault, Heartbeat, Report, WorkerState
+from unbroken_core.messages import Fault, Heartbeat, Pace, Report, WorkerState
 from unbroken_core.reasons import WorkerPhase
 
 _GATHER_S = 0.05
@@ -51,6 +51,9 @@ class Reporter:
         """Since when there is news of it, and nothing else to say."""
         self.checkpoint_s = 0.0
         """As in Report."""
+        self.paces: tuple[Pace, ...] = ()
+        """How busy the workers were in the newest window that each has told."""
+        self._paces_sent: dict[int, Pace] = {}
         self.health: Health | None = None
         """What the pod's watch has found; None without one."""
         self._health_sent: Health | None = None
@@ -137,7 +140,7 @@ class Reporter:
         self._seq += 1
         self._sent_s = now_s
         if not (has_news or has_held or has_health):
-            return Heartbeat(self._seq, max(worker.step for worker in workers), self.checkpoint_s)
+            return Heartbeat(self._seq, max(worker.step for worker in workers), self.checkpoint_s, self._new_paces())
         self._sent, self._is_leaving_sent = workers, is_leaving
         self._num_entered = 0
         held = self.held if self.held != self._held_sent else None
@@ -146,7 +149,14 @@ class Reporter:
         if health is not None:
             self._health_sent, self._health_sent_s = health, now_s
         entered_ago_s = now_s - self._entered_s if num_entered else 0.0
-        return Report(self._seq, workers, is_leaving, entered_ago_s, held, health, self.checkpoint_s)
+        paces = self._new_paces()
+        return Report(self._seq, workers, is_leaving, entered_ago_s, held, health, self.checkpoint_s, paces)
+
+    def _new_paces(self) -> tuple[Pace, ...]:
+        """Return what was not sent yet, and note it as sent."""
+        new = tuple(pace for pace in self.paces if pace != self._paces_sent.get(pace.local_rank))
+        self._paces_sent.update({pace.local_rank: pace for pace in new})
+        return new
 
     @property
     def _has_health_news(self) -> bool:

@@ -53,6 +53,9 @@ _CALLS = ("CALL", "PRECALL")
 _MAX_THREADS = 256
 _MAX_CODE_BYTES = 1 << 16
 """Of a function whose bytecode is read: longer ones take milliseconds."""
+_MAX_KNOWN = 1024
+_known: dict[tuple[int, ...], tuple[Doing, tuple[CodeType, ...]]] = {}
+"""What the main thread does where it stands, by the identity of codes and the offset in each. Of one thread."""
 
 
 def main_thread(iteration: int, *, is_leaving: bool) -> MainThread | None:
@@ -72,6 +75,40 @@ def main_thread(iteration: int, *, is_leaving: bool) -> MainThread | None:
     return MainThread(
         iteration, stack, call, may_wait, beside, _is_raising(ident), is_leaving, sequence, num_groups, groups
     )
+
+
+def is_waiting() -> bool:
+    """Return whether the main thread, which sleeps, may wait for other ranks, or nobody knows. From any thread."""
+    frames_by_thread = sys._current_frames()
+    ident = threading.main_thread().ident or 0
+    innermost = frames_by_thread.get(ident)
+    if innermost is None:
+        return True
+    doing = _doing(innermost)
+    if doing is not Doing.OWN_CODE:
+        return doing in (Doing.COLLECTIVE, Doing.WAITING, Doing.UNKNOWN)
+    # It may wait for another thread, which waits for other ranks.
+    return bool(_others(frames_by_thread, ident)[0])
+
+
+def _doing(innermost: FrameType) -> Doing:
+    """Return what the main thread does by its frames, which are mostly the same as at the last look."""
+    codes: list[CodeType] = []
+    key: list[int] = []
+    frame: FrameType | None = innermost
+    while frame is not None and len(codes) < MAX_FRAMES:
+        codes.append(frame.f_code)
+        key += (id(frame.f_code), frame.f_lasti)
+        frame = frame.f_back
+    known = _known.get(tuple(key))
+    if known is None:
+        if len(_known) >= _MAX_KNOWN:
+            _known.clear()
+        call, may_wait = _calls(innermost)
+        doing = read(MainThread(0, _stack(innermost), call, may_wait), True).doing
+        # The codes keep their identity as long as they are here.
+        known = _known[tuple(key)] = doing, tuple(codes)
+    return known[0]
 
 
 def _stack(frame: FrameType | None) -> tuple[str, ...]:
@@ -115,12 +152,12 @@ def _calls(innermost: FrameType) -> tuple[str, bool | None]:
 
     Below torch's own frames the script's call says more: `torch.ops.ns.wait_tensor(x)` ends in a frame of torch.
     """
-    has_device = _has_device()
+    on_device = has_device()
     found: list[tuple[str, bool | None]] = []
     frame: FrameType | None = innermost
     while frame is not None and len(found) < MAX_FRAMES:
         names = _called(frame.f_code, frame.f_lasti)
-        found.append(_judge(names, has_device))
+        found.append(_judge(names, on_device))
         if "/torch/" not in frame.f_code.co_filename.replace("\\", "/"):
             break
         frame = frame.f_back
@@ -131,17 +168,17 @@ def _calls(innermost: FrameType) -> tuple[str, bool | None]:
     return found[0]
 
 
-def _judge(names: tuple[str, ...], has_device: bool) -> tuple[str, bool | None]:
+def _judge(names: tuple[str, ...], on_device: bool) -> tuple[str, bool | None]:
     """Return the name of a call, from the dotted name of what is called, and whether it may wait for other ranks."""
     if not names:
         # An operator: on a device it may wait for the device, which may wait for other ranks.
-        return "", None if has_device else False
+        return "", None if on_device else False
     waits = next((name for name in reversed(names) if name in _WAITS or "c10d" in name), None)
     if waits is not None:
         return waits[:MAX_PLACE], True
     name = names[-1][:MAX_PLACE]
     torch: Any = sys.modules.get("torch")
-    is_of_torch = has_device and torch is not None and (hasattr(torch.Tensor, name) or "torch" in names)
+    is_of_torch = on_device and torch is not None and (hasattr(torch.Tensor, name) or "torch" in names)
     return name, is_of_torch
 
 
@@ -183,7 +220,8 @@ def _names_of_line(instructions: list[dis.Instruction], at: int) -> Iterator[str
 # -------------------------------------------------------------------------------------------------------------- torch
 
 
-def _has_device() -> bool:
+def has_device() -> bool:
+    """Return whether the script uses a GPU or its like. Imports nothing."""
     torch: Any = sys.modules.get("torch")
     kinds = (getattr(torch, name, None) for name in ("cuda", "xpu", "mtia"))
     return any(kind is not None and kind.is_initialized() for kind in kinds)

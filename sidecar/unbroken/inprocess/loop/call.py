@@ -27,7 +27,7 @@ from unbroken.inprocess.exception import HealthCheckError, InternalError, Restar
 from unbroken.inprocess.interruption import failure
 from unbroken.inprocess.interruption.gate import FunctionOutcome, Gate, RankShouldRestart
 from unbroken.inprocess.interruption.interrupter import Interrupter
-from unbroken.inprocess.interruption.main_thread import main_thread
+from unbroken.inprocess.interruption.main_thread import has_device, is_waiting, main_thread
 from unbroken.inprocess.interruption.rehearsal import rehearse
 from unbroken.inprocess.interruption.stacks import StackSignal, is_hang, log_hang
 from unbroken.inprocess.loop import entry
@@ -39,6 +39,7 @@ from unbroken.inprocess.loop.repeated_error import RepeatedError
 from unbroken.inprocess.loop.step_hold import StepHold
 from unbroken.inprocess.loop.store_offer import StoreOffer
 from unbroken.inprocess.options import WrapperOptions
+from unbroken.inprocess.pod.busy_time import BusyTime
 from unbroken.inprocess.pod.environment import PodContext, export, survive_nccl_errors
 from unbroken.inprocess.pod.link import AgentLink, AgentOrders
 from unbroken.inprocess.pod.progress import ProgressSlot
@@ -79,7 +80,7 @@ class WrappedCall:
         self._options = options
         self._place = place
         self._gate = Gate()
-        self._progress = ProgressSlot(place.local_rank, place.incarnation)
+        self._progress = ProgressSlot(place.local_rank, place.incarnation, BusyTime(is_waiting, has_device))
         self._stack_signal = StackSignal(place.folder, place.local_rank)
         number = self._stack_signal.number
         attach = Attach(PROTOCOL, "worker", os.getpid(), place.local_rank, place.incarnation, number)
@@ -96,6 +97,7 @@ class WrappedCall:
         self._store = StoreOffer(place.pod_address, self._leftovers)
         self._state: State | None = None
         self._iteration = -1
+        self._window_s = 0.0
         self._answered: Question | None = None
         self._is_pinged = False
         self._is_in_function = False
@@ -254,6 +256,7 @@ class WrappedCall:
     def _begin(self, enter: Enter) -> None:
         self._is_practised = True
         self._state = state_in(enter, self._state)
+        self._window_s = enter.window_s
         export(self._place, enter)
         self._store.enter(enter.master_host, enter.master_port)
         release_connections()
@@ -279,7 +282,7 @@ class WrappedCall:
         # report on.
         self._report(WorkerPhase.RUNNING, may_wait=self._has_run)
         self._has_run = True
-        self._progress.begin(self._iteration)
+        self._progress.begin(self._iteration, self._window_s)
         with interruptible_env(), self._torch_state.watched(self._iteration):
             outcome = self._gate.run(body)
         self._is_in_function = False

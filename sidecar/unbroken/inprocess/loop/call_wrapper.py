@@ -43,12 +43,16 @@ class CallWrapper:
         """The present state of this worker."""
         return self._call.state
 
-    def ping(self, step: int | None = None) -> None:
+    def ping(self, step: int | None = None, *, busy_s: float | None = None) -> None:
         """Report progress. From the first ping in an iteration on, silence counts as a hang.
 
         `step` is the number of the finished step; the job shows the highest. Before a planned move of ranks it waits
-        until all have finished the same step, and raises RankShouldRestart.
+        until all have finished the same step, and raises RankShouldRestart. `busy_s`: for how many seconds since the
+        last ping this rank did not wait for others, where the script knows better than the job (spec.health.stragglers
+        in docs/health.md).
         """
+        if busy_s is not None:
+            self._progress.tell_busy(busy_s)
         if self._progress.ping(step):
             if self._progress.arm():
                 self._on_first_ping()

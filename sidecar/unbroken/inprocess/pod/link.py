@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unbroken.inprocess.exception import TimeoutError  # noqa: A004 - the reference's name
+from unbroken.inprocess.pod.busy_time import SAMPLE_S
 from unbroken.inprocess.pod.progress import ProgressSlot
 from unbroken_core import wire
 from unbroken_core.bounds import MAX_NUMBER
@@ -201,7 +202,7 @@ class AgentLink:
 
     def _run(self) -> None:
         wire.prepare(ToWorker)
-        next_beat_s = 0.0
+        next_beat_s = next_sample_s = 0.0
         buffer = b""
         while not self._is_closing:
             now_s = time.monotonic()
@@ -214,7 +215,11 @@ class AgentLink:
                 buffer = b""
                 self._connect()
                 self._leave_when_alone()
+            if self._progress.is_measured and now_s >= next_sample_s:
+                self._progress.sample()
+                next_sample_s = now_s + SAMPLE_S
             due_s = next_beat_s if self._quiet_s is None else min(next_beat_s, self._quiet_s)
+            due_s = min(due_s, next_sample_s) if self._progress.is_measured else due_s
             wait_s = due_s - now_s if self._socket is not None else min(RETRY_S, due_s - now_s)
             if self._is_readable(wait_s):
                 buffer = self._read(buffer)

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import logging
 import mmap
 import os
 import struct
@@ -10,10 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from unbroken.inprocess.exception import InternalError
+from unbroken.inprocess.pod.busy_time import BusyTime, Window
 from unbroken.inprocess.pod.death_lock import DeathLock
 from unbroken.standstill import standstill
 from unbroken_core.pod import stamps
 from unbroken_core.settings import MAX_RANKS_PER_POD
+
+logger = logging.getLogger(__name__)
 
 _PENDING_CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
@@ -21,13 +25,15 @@ _PENDING_CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 class ProgressSlot:
     """Writes the stamps. Without a page (before the first `attach`, in a forked child) every method does nothing."""
 
-    def __init__(self, local_rank: int, incarnation: int) -> None:
+    def __init__(self, local_rank: int, incarnation: int, busy_time: BusyTime | None = None) -> None:
         self._first = stamps.slot_offset(local_rank) // 8
         self._local_rank = local_rank
         self._incarnation = incarnation
         self._flags = 0
         self._iteration = -1
         self._checkpoint_ns = 0
+        self._window = Window(0, 0, 0)
+        self._busy_time = busy_time or BusyTime()
         self._inode = -1
         self._does_stamp_main = False
         self._needs_care = False
@@ -64,6 +70,7 @@ class ProgressSlot:
         words[first + stamps.ITERATION] = self._iteration
         words[first + stamps.STEP] = -1
         words[first + stamps.CHECKPOINT] = self._checkpoint_ns
+        self._tell_window(self._window)
         words[first + stamps.FLAGS] = self._flags
         self._stamp(stamps.ALIVE)
         self._stamp(stamps.MAIN)
@@ -72,11 +79,13 @@ class ProgressSlot:
         """Stop writing for good; the slot shows that no timeout applies."""
         self._set_flags(0)
         self._words = self._page = None
+        self._busy_time.close()
         self._death_lock.release()
 
     def forget(self) -> None:
         """Stop writing in a forked child, whose parent goes on with the slot."""
         self._words = self._page = None
+        self._busy_time.close()
         self._death_lock.forget()
 
     def hold(self) -> None:
@@ -85,9 +94,12 @@ class ProgressSlot:
             page, num_slots = self._page
             self._death_lock.hold(page, self._local_rank, num_slots)
 
-    def begin(self, iteration: int) -> None:
-        """Begin an iteration, in the main thread: from now on timeouts apply."""
+    def begin(self, iteration: int, window_s: float = 0.0) -> None:
+        """Begin an iteration, in the main thread: from now on timeouts apply. `window_s`: as in Enter."""
         self._iteration = iteration
+        # Before the number of the iteration: no window counts for another one.
+        self._tell_window(Window(0, 0, 0))
+        self._busy_time.begin(window_s, time.monotonic_ns())
         self._write(stamps.ITERATION, iteration)
         self._write(stamps.STEP, -1)
         self._checkpoint_ns = 0
@@ -105,6 +117,7 @@ class ProgressSlot:
     def end(self) -> None:
         """End the iteration: no timeout applies."""
         self._does_stamp_main = self._needs_care = False
+        self._busy_time.end()
         standstill.end()
         self._set_flags(0)
 
@@ -123,12 +136,31 @@ class ProgressSlot:
         if words is None:
             return False
         first = self._first
-        words[first + stamps.PING] = time.monotonic_ns()
+        words[first + stamps.PING] = now_ns = time.monotonic_ns()
         if step is not None:
             words[first + stamps.STEP] = step
+            if now_ns >= self._busy_time.due_ns:
+                self._note_busy(step, now_ns)
         # After the step was noted: a thread that sets the flag and then reads an older step knows that the next ping
         # will see it.
         return self._needs_care
+
+    def tell_busy(self, busy_s: float) -> None:
+        """Note how long the script says that it was busy since the last ping."""
+        self._busy_time.tell(busy_s)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether `sample` is to be called every busy_time.SAMPLE_S; from any thread."""
+        return self._busy_time.is_on
+
+    def sample(self) -> None:
+        """Look where the main thread stands; from the library's thread."""
+        try:
+            self._busy_time.sample(time.monotonic_ns())
+        except (OSError, ValueError, IndexError) as error:
+            # It was detached meanwhile.
+            logger.debug("busy time not measured: error=%s", error)
 
     def arm(self) -> bool:
         """Count silence as a hang from now on; return whether this is new. Clears the flag of `want_care`."""
@@ -174,6 +206,19 @@ class ProgressSlot:
         """Note for how long this iteration has just stood still; in the main thread."""
         self._checkpoint_ns += nanoseconds
         self._write(stamps.CHECKPOINT, self._checkpoint_ns)
+
+    def _note_busy(self, step: int, now_ns: int) -> None:
+        ended = self._busy_time.note(step, now_ns)
+        if ended is not None:
+            self._tell_window(ended)
+
+    def _tell_window(self, window: Window) -> None:
+        self._window = window
+        if not window.num_windows:
+            self._write(stamps.NUM_WINDOWS, 0)
+        self._write(stamps.BUSY, window.busy_ns)
+        self._write(stamps.PACE, window.step_ns)
+        self._write(stamps.NUM_WINDOWS, window.num_windows)
 
     def _write(self, field: int, value: int) -> None:
         if self._words is not None:

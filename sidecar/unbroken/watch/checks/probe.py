@@ -18,12 +18,15 @@ from unbroken.watch.checks.check import Check, Judgement
 from unbroken.watch.child import CommandResult, CommandRunner
 from unbroken.watch.counters import Looks, look_again
 from unbroken_core.errors import InputError
-from unbroken_core.findings import Finding, Verdict
+from unbroken_core.findings import STRAGGLERS, Finding, Verdict
 
 MAX_PROBES: Final = 8
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,37}[a-z0-9])?", re.ASCII)
 BUILT_IN: Final = frozenset(
-    ("gpu", "gpu-events", "ports", "network", "pcie", "storage", "memory", "oom", "clock", "watch", "extensions")
+    (
+        *("gpu", "gpu-events", "ports", "network", "pcie", "storage", "memory", "oom", "clock", "watch", "extensions"),
+        STRAGGLERS,
+    )
 )
 _VERDICTS: Final = {verdict.value: verdict for verdict in (Verdict.DEGRADED, Verdict.SUSPECT, Verdict.FATAL)}
 _FIELDS: Final = frozenset(("name", "command", "periodSeconds", "timeoutSeconds", "verdict"))

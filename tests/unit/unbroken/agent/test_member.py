@@ -233,7 +233,7 @@ def test_worker_that_was_told_to_enter_is_not_reported_as_ready_any_more() -> No
     pod.join()
     pod.start_workers()
     actions = pod.hear(plan(0))
-    enters = [SendToWorker(rank, Enter(1, 0, rank, 4, "127.0.0.9", 600, 2, 85.0)) for rank in (0, 1)]
+    enters = [SendToWorker(rank, Enter(1, 0, rank, 4, "127.0.0.9", 600, 2, 85.0, window_s=60.0)) for rank in (0, 1)]
     assert actions == enters
     assert phases(pod.after(0.06)) == [(WorkerPhase.RUNNING, 0, 0)] * 2
     assert pod.hear(plan(0)) == []
