@@ -22,12 +22,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from unbroken_core.layers import Layer
-from unbroken_core.messages import Plan, RankPlan
+from unbroken_core.protocol.messages import Plan, RankPlan
+from unbroken_core.protocol.wire import encode
 from unbroken_core.ranks.tree import Place, RankTree, TreePlan
 from unbroken_core.ranks.tree.world import RankedWorld
-from unbroken_core.reasons import RankReason, Role
-from unbroken_core.wire import encode
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.reasons import RankReason, Role
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache" / "nvrx"

@@ -26,9 +26,9 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from unbroken_core.messages import PROTOCOL, JobStatus, Observation, PodStatus, Recovery
-from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
-from unbroken_core.wire import decode, encode
+from unbroken_core.protocol.messages import PROTOCOL, JobStatus, Observation, PodStatus, Recovery
+from unbroken_core.protocol.wire import decode, encode
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
 from unbroken_operator.adapters.errors import KubeConflict, KubeNotFound, KubeRefused, KubeUnavailable
 from unbroken_operator.adapters.informer import Informer
 from unbroken_operator.adapters.kube import Kube, collection_path

@@ -29,7 +29,7 @@ from lost_time import KINDS, SYSTEMS
 from unbroken_cli.sizing.fields import refuse
 from unbroken_cli.sizing.reading import read_scenario
 from unbroken_cli.sizing.study import Runs, estimate, run_many, shares
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

@@ -14,7 +14,7 @@ from lost_time_job import SOFT_S
 from lost_time_terms import PHASES, TERMS
 from unbroken_cli.sizing.fields import Fields, refuse
 from unbroken_cli.sizing.formulas import daly_interval_s, poisson_quantile
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 MAX_BYTES = 4 << 20
 MAX_ROWS = 200

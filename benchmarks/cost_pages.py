@@ -10,7 +10,7 @@ from typing import Any
 from cost_picture import measured_picture, sized_picture
 from lost_time_terms import PHASES, TERMS
 from unbroken_cli.sizing.formulas import daly_ettr
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 Json = Mapping[str, Any]
 NAMES = {

@@ -15,9 +15,9 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from unbroken_core.messages import PROTOCOL, JobStatus, Recovery
-from unbroken_core.reasons import Cause, JobPhase, Reason, Rung
-from unbroken_core.wire import encode
+from unbroken_core.protocol.messages import PROTOCOL, JobStatus, Recovery
+from unbroken_core.protocol.wire import encode
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, Rung
 from unbroken_operator.api import layout
 
 PAUSE_S = 1.0

@@ -26,8 +26,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from unbroken_core.settings import JobSettings
-from unbroken_core.wire import settings_to_json
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.protocol.wire import settings_to_json
 
 LIMIT_S = 30.0
 TOKEN = "the-token-of-the-footprint"

@@ -27,8 +27,8 @@ import torch
 
 from unbroken.memory import Checkpointer, Saved
 from unbroken_core.pod.memory_messages import KEEPER_SOCKET
-from unbroken_core.settings import JobSettings
-from unbroken_core.wire import settings_to_json
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.protocol.wire import settings_to_json
 
 LIMIT_S = 60.0
 NUM_FIRST = 5

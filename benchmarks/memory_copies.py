@@ -42,13 +42,13 @@ from unbroken.keeper.copy_server import CopyServer
 from unbroken.keeper.peer_link import CHUNK_BYTES, Identity
 from unbroken.memory import Checkpointer, Saved, arena
 from unbroken.network.pod_certificates import PodAuthority, make_pod_key
-from unbroken_core import wire
-from unbroken_core.checkpoints import Candidate, Peer, Restore
-from unbroken_core.messages import Certificate, CertificateRequest
 from unbroken_core.pod.memory_messages import KEEPER_SOCKET, Copying, ToAgent
 from unbroken_core.pod.memory_slots import Moment
-from unbroken_core.settings import JobSettings
-from unbroken_core.wire import settings_to_json
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import Certificate, CertificateRequest
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.protocol.wire import settings_to_json
+from unbroken_core.vocabulary.checkpoints import Candidate, Peer, Restore
 
 LIMIT_S = 300.0
 AUTHORITY = PodAuthority("a job's key of any length", "benchmark")

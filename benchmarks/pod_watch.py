@@ -22,7 +22,7 @@ from typing import Any
 import kopf
 from aiohttp import web
 
-from unbroken_core.reasons import Role
+from unbroken_core.vocabulary.reasons import Role
 from unbroken_operator.adapters.informer import Informer
 from unbroken_operator.adapters.kube import Kube, collection_path
 from unbroken_operator.adapters.stores import PodStore

@@ -34,10 +34,10 @@ from pathlib import Path
 
 from footprint import LIMIT_S, TOKEN, answers, free_port, memory_mib, started, wait_for
 from unbroken_core.conventions.tls import client_context, server_name
-from unbroken_core.layers import Layer
-from unbroken_core.reasons import JobPhase
-from unbroken_core.settings import JobSettings, Timeouts
-from unbroken_core.wire import settings_to_json
+from unbroken_core.protocol.settings import JobSettings, Timeouts
+from unbroken_core.protocol.wire import settings_to_json
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.reasons import JobPhase
 from unbroken_operator.adapters.certificates import make_certificates
 
 HERE = Path(__file__).resolve().parent

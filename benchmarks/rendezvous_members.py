@@ -25,10 +25,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from unbroken_core import wire
 from unbroken_core.conventions.tls import client_context
-from unbroken_core.messages import PROTOCOL, Fault, Heartbeat, Hello, Report, WorkerState
-from unbroken_core.reasons import Cause, WorkerPhase
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import PROTOCOL, Fault, Heartbeat, Hello, Report, WorkerState
+from unbroken_core.vocabulary.reasons import Cause, WorkerPhase
 
 PODS_PER_RACK = 16
 LIMIT_S = 120.0

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from unbroken_core.bounds import Bound, Items, Number, Text, bound_of
+from unbroken_core.protocol.bounds import Bound, Items, Number, Text, bound_of
 
 _UNBOUNDED: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(-(2**63), 2**63),

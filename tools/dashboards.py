@@ -27,7 +27,7 @@ from tools.dashboard_looks import (
     render,
 )
 
-from unbroken_core.reasons import Phase
+from unbroken_core.vocabulary.reasons import Phase
 
 TARGET = Path(__file__).resolve().parent.parent / "charts" / "unbroken" / "dashboards"
 FLEET = '{namespace=~"$namespace"}'

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import unbroken_core
-from unbroken_core import messages
-from unbroken_core.layers import Layer
-from unbroken_core.reasons import Cause
-from unbroken_core.settings import JobSettings, Timeouts
+from unbroken_core.protocol import messages
+from unbroken_core.protocol.settings import JobSettings, Timeouts
+from unbroken_core.protocol.wire import encode, settings_to_json
 from unbroken_core.torchrun_rounds import messages as rounds
-from unbroken_core.wire import encode, settings_to_json
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.reasons import Cause
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "tests" / "data" / "messages"

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from unbroken.rendezvous.tree_drawing import svg_picture
-from unbroken_core.layers import Layer
 from unbroken_core.ranks.tree import Place, RankTree, explain, picture
+from unbroken_core.vocabulary.layers import Layer
 
 PAGE = Path(__file__).parent.parent / "docs" / "topology.md"
 FOLDER = PAGE.parent / "topology"

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from shlex import quote
 
 from unbroken_cli.job import ConditionRecord, FaultSummary, JobRecord, moment
-from unbroken_core.plurals import agreed, counted
-from unbroken_core.reasons import Cause
+from unbroken_core.vocabulary.plurals import agreed, counted
+from unbroken_core.vocabulary.reasons import Cause
 
 MIN_FAULTS_OF_A_BAD_NODE = 2
 MIN_FAULTS_OF_A_STORM = 5

@@ -6,8 +6,8 @@ from html import escape
 
 from unbroken_cli.job import FaultSummary, moment
 from unbroken_cli.text import culprit, phases_of
-from unbroken_core.plurals import counted
-from unbroken_core.reasons import Rung
+from unbroken_core.vocabulary.plurals import counted
+from unbroken_core.vocabulary.reasons import Rung
 
 PHASE_COLOURS = {
     "detect": "#d55e00",

@@ -1,6 +1,6 @@
 """The command's errors beside unbroken_core's InputError (exit code 2)."""
 
-from unbroken_core.errors import UnbrokenError
+from unbroken_core.vocabulary.errors import UnbrokenError
 
 
 class CommandError(UnbrokenError):

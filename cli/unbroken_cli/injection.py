@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 JsonObject = Mapping[str, Any]
 ANNOTATION = "unbroken.dev/allow-faults"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from unbroken_core.messages import JobStatus
-from unbroken_core.plurals import agreed
+from unbroken_core.protocol.messages import JobStatus
+from unbroken_core.vocabulary.plurals import agreed
 
 JsonObject = Mapping[str, Any]
 NOWHERE = "(not known)"

@@ -5,8 +5,8 @@
     recovery          the ladder of rungs, budgets, history
     ranks             who is which rank
     pod               what is said within a pod
-    wire              messages as JSON
-    messages, settings, layers, reasons, errors   the words that all of them share
+    protocol          what programs send one another: messages, a job's settings, bounds, JSON
+    vocabulary        the words and small values that all of them share
     conventions       what programs do alike at their edges; nothing above uses it
 
 Standard library only, because this package is imported inside the user's training process. No clock, no randomness,

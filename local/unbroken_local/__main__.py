@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from unbroken_core.conventions.console import run_command
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 from unbroken_local.control import SOCKET_NAME, ask
 from unbroken_local.daemon import LOCK_NAME, take_lock
 from unbroken_local.inventory import read_inventory

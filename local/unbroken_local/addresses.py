@@ -14,7 +14,7 @@ import random
 import socket
 from collections.abc import Iterator
 
-from unbroken_core.errors import UnbrokenError
+from unbroken_core.vocabulary.errors import UnbrokenError
 
 KUBELET_PORTS = (10250, 20250, 30250)
 BLOCKS = tuple(number for number in range(64, 255) if number != 96)

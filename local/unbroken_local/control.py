@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 from unbroken_local.cluster import LocalCluster
 
 SOCKET_NAME = "control.sock"

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from unbroken_core.errors import UnbrokenError
-from unbroken_core.plurals import counted
+from unbroken_core.vocabulary.errors import UnbrokenError
+from unbroken_core.vocabulary.plurals import counted
 from unbroken_local.cluster import ClusterSettings, LocalCluster, open_cluster
 from unbroken_local.control import ControlServer
 from unbroken_local.detection import has_scheduler

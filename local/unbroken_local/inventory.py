@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 from unbroken_local.kube.quantity import parse_quantity
 from unbroken_local.kubelet.images import ImageRule
 from unbroken_local.kubelet.node import NodeSpec

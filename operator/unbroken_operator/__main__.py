@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 from unbroken_operator.adapters import logs
 from unbroken_operator.adapters.discovery import is_served, wait_for_api
 from unbroken_operator.adapters.endpoints import serving

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from unbroken_core.conventions.images import image_of
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 from unbroken_operator.adapters.lease import LeaseName
 from unbroken_operator.adapters.listening import Address
 from unbroken_operator.adapters.webhook import Webhook

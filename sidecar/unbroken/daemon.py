@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 
 def leave_starter(log_file: str) -> None:

@@ -11,7 +11,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 _MAX_FOLDER_CHARACTERS = 50
 """The path of a Unix socket has 107 bytes at most."""

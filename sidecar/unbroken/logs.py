@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from unbroken_core.conventions.printable import PrintableFormatter
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 

@@ -4,7 +4,7 @@ No environment variable: glibc keeps every value that one was ever given, and th
 iteration. 1,000 restarts kept 4 to 10 MiB.
 """
 
-from unbroken_core.checkpoints import Restore
+from unbroken_core.vocabulary.checkpoints import Restore
 
 VARIABLE = "UNBROKEN_RESTORE"
 """Where there is no wrapper, a new process finds it here. If it is set, it counts."""

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from unbroken_core.reasons import Role
+from unbroken_core.vocabulary.reasons import Role
 from unbroken_local.demo.snapshot import RACK_LABEL, PodView, Snapshot
 
 from .e2e_bench import ON_ONE_REAL_SERVER, Bench, Json, condition, job

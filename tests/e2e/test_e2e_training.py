@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from unbroken_core.reasons import Cause, Rung
+from unbroken_core.vocabulary.reasons import Cause, Rung
 from unbroken_local.demo.faults import (
     FaultKind,
     choose_victim,

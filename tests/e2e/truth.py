@@ -17,7 +17,7 @@ from unbroken_cli.commands import status as status_command
 from unbroken_cli.commands.framework import as_json, now, read_job
 from unbroken_cli.errors import CommandError
 from unbroken_cli.text import status_lines
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 from unbroken_local.demo.processes import Process, read_processes
 from unbroken_local.kube.client import ApiError, KubeClient
 

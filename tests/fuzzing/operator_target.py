@@ -8,9 +8,9 @@ from tests.fuzzing.speech import Speaker
 from tests.fuzzing.targets import Target
 from tests.unit.unbroken_operator.operator_world import World, running_world
 
-from unbroken_core import wire
-from unbroken_core.messages import PROTOCOL, JobStatus
-from unbroken_core.reasons import Cause, JobPhase
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import PROTOCOL, JobStatus
+from unbroken_core.vocabulary.reasons import Cause, JobPhase
 from unbroken_operator.decisions.limits.report import read_report, report_limits
 
 

@@ -23,16 +23,16 @@ from unbroken_cli.advice import next_steps
 from unbroken_cli.report import html_report
 from unbroken_cli.sources.from_rendezvous import job_from_status
 from unbroken_cli.text import status_lines
-from unbroken_core import wire
 from unbroken_core.conventions.printable import printable, printable_value
 from unbroken_core.conventions.tokens import Kind, checked_secret, claim_of, derive_token
-from unbroken_core.errors import InputError, WireError
-from unbroken_core.messages import Earlier, JobStatus
 from unbroken_core.pod import memory_messages, pod_messages, replica_messages
 from unbroken_core.pod.activities import read as read_activity
 from unbroken_core.pod.memory_slots import CONTENT_OFFSET, EMPTY, pack_head, read_head
-from unbroken_core.settings import JobSettings
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import Earlier, JobStatus
+from unbroken_core.protocol.settings import JobSettings
 from unbroken_core.torchrun_rounds.messages import ToNode
+from unbroken_core.vocabulary.errors import InputError, WireError
 from unbroken_operator.decisions.quarantine import JobsView, QuarantineLimits, decide_quarantine
 from unbroken_operator.decisions.review import answer
 from unbroken_operator.decisions.snapshot import node_view

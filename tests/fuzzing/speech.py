@@ -12,8 +12,8 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from unbroken_core import wire
-from unbroken_core.bounds import Bound, Items, Number, Text, bound_of
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.bounds import Bound, Items, Number, Text, bound_of
 
 _NONSENSE: tuple[Any, ...] = (None, True, -1, 1 << 70, -(1 << 63), 1e308, "", "x", "\0", "\udcff", "a\nb", [], [[]], {})
 _TEXTS = ("", "a", "rack-1", "10.0.0.1", "é", "\x1b[31m", "x" * 40)

@@ -37,8 +37,6 @@ from unbroken.agent.decisions.events import (
     WorkerReported,
 )
 from unbroken.agent.decisions.member import PodMember
-from unbroken_core import wire
-from unbroken_core.bounds import MAX_NUMBER
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.events import (
     AgentDisconnected,
@@ -50,10 +48,12 @@ from unbroken_core.coordinator.events import (
     Tick,
 )
 from unbroken_core.coordinator.events import Event as CoordinatorEvent
-from unbroken_core.errors import WireError
-from unbroken_core.findings import Health
-from unbroken_core.layers import Layer
-from unbroken_core.messages import (
+from unbroken_core.pod.pod_messages import Attach, Processes, ToLauncher, ToWorker, WorkerReport
+from unbroken_core.pod.stacks import parse_stack
+from unbroken_core.pod.stamps import WorkerStamps
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.bounds import MAX_NUMBER
+from unbroken_core.protocol.messages import (
     PROTOCOL,
     AgentMessage,
     Heartbeat,
@@ -65,13 +65,13 @@ from unbroken_core.messages import (
     Report,
     WorkerState,
 )
-from unbroken_core.pod.pod_messages import Attach, Processes, ToLauncher, ToWorker, WorkerReport
-from unbroken_core.pod.stacks import parse_stack
-from unbroken_core.pod.stamps import WorkerStamps
-from unbroken_core.reasons import JobPhase, RankReason, Role, Rung, WorkerPhase
-from unbroken_core.settings import HealthMode, JobSettings, RungBudget, Timeouts
+from unbroken_core.protocol.settings import HealthMode, JobSettings, RungBudget, Timeouts
 from unbroken_core.torchrun_rounds.messages import NodeReport, Rejected, Standing
 from unbroken_core.torchrun_rounds.rounds import RunRounds, SendToNode
+from unbroken_core.vocabulary.errors import WireError
+from unbroken_core.vocabulary.findings import Health
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.reasons import JobPhase, RankReason, Role, Rung, WorkerPhase
 from unbroken_operator.decisions.limits.report import read_report, report_limits
 
 _PLAN_REASONS = tuple(reason.value for reason in RankReason)

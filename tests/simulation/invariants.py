@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from unbroken_core.coordinator.events import Action, AgentReported, Event, Send, Tick
 from unbroken_core.coordinator.state.phases import Interrupted, Running
-from unbroken_core.messages import (
+from unbroken_core.protocol.messages import (
     Finish,
     Heartbeat,
     Hello,
@@ -18,7 +18,7 @@ from unbroken_core.messages import (
     Respawn,
     Welcome,
 )
-from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Rung, WorkerPhase
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, RankReason, Reason, Rung, WorkerPhase
 
 if TYPE_CHECKING:
     from tests.simulation.pod import Pod, Worker

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.invariants import Violation
 
-from unbroken_core.checkpoints import MAX_LOADS, Candidate, Copy, Held, Holding, Load, LoadSource, Restore
 from unbroken_core.coordinator.memory.table import StepKey
-from unbroken_core.messages import Buddies, Plan
-from unbroken_core.reasons import JobPhase, WorkerPhase
+from unbroken_core.protocol.messages import Buddies, Plan
+from unbroken_core.vocabulary.checkpoints import MAX_LOADS, Candidate, Copy, Held, Holding, Load, LoadSource, Restore
+from unbroken_core.vocabulary.reasons import JobPhase, WorkerPhase
 
 if TYPE_CHECKING:
     from tests.simulation.pod import Pod, Worker

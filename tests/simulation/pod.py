@@ -16,8 +16,7 @@ from unbroken.agent.decisions.fence import (
     longest_absence_s,
     ping_interval_s,
 )
-from unbroken_core.errors import assert_never
-from unbroken_core.messages import (
+from unbroken_core.protocol.messages import (
     PROTOCOL,
     Activity,
     Answer,
@@ -39,7 +38,8 @@ from unbroken_core.messages import (
     Welcome,
     WorkerState,
 )
-from unbroken_core.reasons import Cause, WorkerPhase
+from unbroken_core.vocabulary.errors import assert_never
+from unbroken_core.vocabulary.reasons import Cause, WorkerPhase
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from unbroken_core.layers import Layer
-from unbroken_core.messages import Policy
-from unbroken_core.reasons import JobPhase, Reason, Rung, WorkerPhase
-from unbroken_core.settings import DEFAULT_RUNGS, JobSettings, RungBudget
+from unbroken_core.protocol.messages import Policy
+from unbroken_core.protocol.settings import DEFAULT_RUNGS, JobSettings, RungBudget
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.reasons import JobPhase, Reason, Rung, WorkerPhase
 
 if TYPE_CHECKING:
     from tests.simulation.pod import Pod, Worker

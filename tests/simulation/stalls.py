@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unbroken_core.reasons import WorkerPhase
+from unbroken_core.vocabulary.reasons import WorkerPhase
 
 if TYPE_CHECKING:
     from tests.simulation.pod import Pod

@@ -11,7 +11,7 @@ import pytest
 from tests.simulation.control_loop.loop_runner import LoopResult, run_loop_seed
 from tests.simulation.control_loop.loop_schedule import make_loop_schedule
 
-from unbroken_core.messages import Earlier
+from unbroken_core.protocol.messages import Earlier
 from unbroken_operator.adapters import executor
 from unbroken_operator.adapters.lease import Lease
 from unbroken_operator.adapters.stores import NodeStore, PodStore

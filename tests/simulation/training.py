@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from unbroken_core.messages import NO_STEP, Halt, Halted
-from unbroken_core.reasons import WorkerPhase
+from unbroken_core.protocol.messages import NO_STEP, Halt, Halted
+from unbroken_core.vocabulary.reasons import WorkerPhase
 
 if TYPE_CHECKING:
     from tests.simulation.pod import Pod, Worker

@@ -28,7 +28,7 @@ from unbroken_core.coordinator.events import (
     Send,
     Tick,
 )
-from unbroken_core.messages import (
+from unbroken_core.protocol.messages import (
     Activity,
     EarlierRun,
     Heartbeat,
@@ -42,7 +42,7 @@ from unbroken_core.messages import (
     Respawn,
 )
 from unbroken_core.ranks.rules import Rules
-from unbroken_core.reasons import Cause, Doing, JobPhase, Role, Rung, WorkerPhase
+from unbroken_core.vocabulary.reasons import Cause, Doing, JobPhase, Role, Rung, WorkerPhase
 
 MAX_EVENTS = 60_000
 CALM_AFTER_S = 30.0

@@ -18,8 +18,8 @@ from unbroken_cli.sources.rendezvous import read_status
 from unbroken_cli.text import paint
 from unbroken_core.conventions.printable import printable
 from unbroken_core.conventions.tls import server_name
-from unbroken_core.errors import InputError
-from unbroken_core.messages import JobStatus
+from unbroken_core.protocol.messages import JobStatus
+from unbroken_core.vocabulary.errors import InputError
 
 if TYPE_CHECKING:
     from unbroken_cli.sources.kube import ClusterClient

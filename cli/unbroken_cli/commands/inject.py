@@ -19,7 +19,7 @@ from unbroken_cli.sources.from_cluster import job_from_objects
 from unbroken_cli.sources.from_rendezvous import job_from_status
 from unbroken_cli.sources.processes import choose_pod, hit
 from unbroken_cli.text import why_lines
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 if TYPE_CHECKING:
     from unbroken_cli.sources.kube import ClusterClient

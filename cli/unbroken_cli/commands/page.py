@@ -14,7 +14,7 @@ from unbroken_cli.page_proxy.server import PageAnswer, PageProxy
 from unbroken_cli.page_proxy.upstream import API_PORT, ClusterRendezvous, PortForward, RendezvousAccess, ask
 from unbroken_cli.sources.rendezvous import read_token
 from unbroken_core.conventions.printable import printable
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 Ask = Callable[[str], PageAnswer]
 

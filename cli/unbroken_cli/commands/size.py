@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from unbroken_cli.commands.framework import connect, find_job, run
 from unbroken_cli.errors import CommandError
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 if TYPE_CHECKING:
     from unbroken_cli.sizing.spreads import Distribution

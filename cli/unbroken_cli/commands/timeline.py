@@ -9,7 +9,7 @@ from typing import Any
 from unbroken_cli.commands.framework import make_parser, now, read_job, run
 from unbroken_cli.report import html_report
 from unbroken_cli.text import timeline_lines
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

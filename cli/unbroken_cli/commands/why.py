@@ -9,7 +9,7 @@ from unbroken_cli.advice import fault_steps, next_steps
 from unbroken_cli.commands.framework import make_parser, now, read_job, run
 from unbroken_cli.job import FaultSummary, JobRecord
 from unbroken_cli.text import faultless_lines, why_lines
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

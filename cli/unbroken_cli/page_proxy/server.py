@@ -24,7 +24,7 @@ from unbroken_cli.errors import CommandError
 from unbroken_cli.page_proxy.files import page_files
 from unbroken_core.conventions.page_headers import PAGE_HEADERS
 from unbroken_core.conventions.printable import printable, printable_value
-from unbroken_core.errors import UnbrokenError
+from unbroken_core.vocabulary.errors import UnbrokenError
 
 HOST = "127.0.0.1"
 _MAX_CONNECTIONS = 32

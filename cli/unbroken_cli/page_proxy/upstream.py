@@ -18,7 +18,7 @@ from unbroken_cli.fetching import fetch
 from unbroken_cli.page_proxy.server import PageAnswer
 from unbroken_core.conventions.tls import client_context
 from unbroken_core.conventions.tokens import checked_secret
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 API_PORT = 29600
 _ANSWER_S = 40.0

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from unbroken_cli.sizing.spreads import Distribution, Fixed, Histogram, Weibull, histogram, parse_duration
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 MAX_ITEMS = 64
 MAX_SECONDS = 10 * 365 * 86400.0

@@ -4,8 +4,8 @@ import math
 import re
 
 from unbroken_cli.sizing.spreads import Distribution, histogram
-from unbroken_core.errors import InputError
-from unbroken_core.reasons import Phase
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.reasons import Phase
 
 METRIC = "unbroken_recovery_seconds"
 _LINE = re.compile(METRIC + r"_bucket\{([^}]{1,300})\}\s+(\S{1,40})(?:\s+\d+)?")

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Protocol
 
 from unbroken_cli.sizing.scenario import Scenario
-from unbroken_core.layers import Layer
 from unbroken_core.ranks.ranking import Ranking
 from unbroken_core.ranks.worlds import Shortage
+from unbroken_core.vocabulary.layers import Layer
 
 
 class PodPlacement(Protocol):

@@ -17,8 +17,8 @@ from unbroken_cli.sizing.scenario import (
     Tier,
 )
 from unbroken_cli.sizing.spreads import Distribution, Fixed, Total
-from unbroken_core.errors import InputError
-from unbroken_core.reasons import Rung
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.reasons import Rung
 
 MAX_GPUS = 1_000_000
 MAX_RATE = 100_000.0

@@ -5,7 +5,7 @@ from html import escape
 
 from unbroken_cli.sizing.study import IDLE, Difference, Estimate, SizingAnswer
 from unbroken_core.conventions.printable import printable_lines
-from unbroken_core.plurals import counted
+from unbroken_core.vocabulary.plurals import counted
 
 TERM_COLOURS = {
     "progress": "#009e73",

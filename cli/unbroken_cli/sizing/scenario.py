@@ -5,7 +5,7 @@ from enum import Enum
 
 from unbroken_cli.sizing.spreads import Distribution
 from unbroken_core.ranks.rules import Rules
-from unbroken_core.reasons import Rung
+from unbroken_core.vocabulary.reasons import Rung
 
 
 class Scope(str, Enum):

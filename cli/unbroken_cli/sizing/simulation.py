@@ -20,7 +20,7 @@ from unbroken_cli.sizing.faults import TICKS, FaultEvent, is_lemon
 from unbroken_cli.sizing.placement import PodPlacement
 from unbroken_cli.sizing.scenario import LOSING, Scenario, Scope
 from unbroken_cli.sizing.spreads import MAX_DRAWS, Distribution
-from unbroken_core.reasons import Rung
+from unbroken_core.vocabulary.reasons import Rung
 
 
 class Term(IntEnum):

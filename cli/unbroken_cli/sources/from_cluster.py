@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from unbroken_cli.job import ConditionRecord, EventRecord, FaultSummary, JobRecord
-from unbroken_core.messages import TimeSpent
+from unbroken_core.protocol.messages import TimeSpent
 from unbroken_core.recovery.account import ratios, terms
 
 JsonObject = Mapping[str, Any]

@@ -1,10 +1,10 @@
 """Pure: a job from what its rendezvous says."""
 
 from unbroken_cli.job import FaultSummary, JobRecord
-from unbroken_core.checkpoints import MemoryStatus
-from unbroken_core.messages import JobStatus, Recovery
-from unbroken_core.reasons import JobPhase
+from unbroken_core.protocol.messages import JobStatus, Recovery
 from unbroken_core.recovery.account import ratios, terms
+from unbroken_core.vocabulary.checkpoints import MemoryStatus
+from unbroken_core.vocabulary.reasons import JobPhase
 
 _STATES = {
     JobPhase.FORMING: "Forming",

@@ -19,7 +19,7 @@ from kubernetes.config import ConfigException, list_kube_config_contexts, load_k
 from kubernetes.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION
 
 from unbroken_cli.errors import CommandError, NotThere
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 _GROUP = "unbroken.dev/v1alpha1"
 _TIMEOUT_S = (5.0, 20.0)

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from unbroken_cli.errors import CommandError
 from unbroken_cli.injection import SCRIPT, FaultKind
-from unbroken_core.errors import InputError
-from unbroken_core.messages import JobStatus, PodStatus
+from unbroken_core.protocol.messages import JobStatus, PodStatus
+from unbroken_core.vocabulary.errors import InputError
 
 _TIMEOUT_S = 60.0
 

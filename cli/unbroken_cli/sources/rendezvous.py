@@ -6,11 +6,11 @@ from pathlib import Path
 
 from unbroken_cli.errors import CommandError
 from unbroken_cli.fetching import fetch
-from unbroken_core import wire
 from unbroken_core.conventions.tls import client_context
 from unbroken_core.conventions.tokens import MAX_CHARACTERS, checked_secret
-from unbroken_core.errors import InputError, WireError
-from unbroken_core.messages import JobStatus
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import JobStatus
+from unbroken_core.vocabulary.errors import InputError, WireError
 
 _TIMEOUT_S = 10.0
 _MAX_TOKEN_BYTES = 2 * MAX_CHARACTERS

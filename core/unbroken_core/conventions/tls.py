@@ -3,7 +3,7 @@
 import ssl
 from pathlib import Path
 
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 
 def server_name(job: str, namespace: str) -> str:

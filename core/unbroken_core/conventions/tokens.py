@@ -11,7 +11,7 @@ import hmac
 from collections.abc import Mapping
 from enum import Enum
 
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 MIN_CHARACTERS = 16
 MAX_CHARACTERS = 512

@@ -2,8 +2,8 @@
 
 from unbroken_core.coordinator.state.job import Cluster, JobState
 from unbroken_core.coordinator.state.phases import Forming
-from unbroken_core.messages import Observation
-from unbroken_core.plurals import agreed, counted
+from unbroken_core.protocol.messages import Observation
+from unbroken_core.vocabulary.plurals import agreed, counted
 
 
 def observe_cluster(job: JobState, observation: Observation, now_s: float) -> bool:

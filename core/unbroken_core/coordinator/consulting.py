@@ -15,11 +15,11 @@ from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import Newcomers
 from unbroken_core.coordinator.state.phases import Consultation, Consulting, Forming, Interrupted, Objection
 from unbroken_core.coordinator.state.places import Member
-from unbroken_core.messages import Answer, Consult, Question
-from unbroken_core.plurals import counted
+from unbroken_core.protocol.messages import Answer, Consult, Question
 from unbroken_core.ranks.worlds import Outcome, Shortage, Worker
-from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung
 from unbroken_core.recovery.history import FaultRecord
+from unbroken_core.vocabulary.plurals import counted
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, Role, Rung
 
 MAX_SILENT = 3
 """Workers in a row that may leave a question without an answer."""

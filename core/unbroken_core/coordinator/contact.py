@@ -17,10 +17,10 @@ from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import ActiveWorld, Members
 from unbroken_core.coordinator.state.phases import Ending, Forming, Interrupted, Outage, Planned, Running
 from unbroken_core.coordinator.state.places import Member
-from unbroken_core.messages import Hello
 from unbroken_core.pod.liveness import heartbeat_interval_s, reconnect_grace_s
-from unbroken_core.reasons import Cause, Reason
+from unbroken_core.protocol.messages import Hello
 from unbroken_core.recovery.history import FaultRecord
+from unbroken_core.vocabulary.reasons import Cause, Reason
 
 _LIVE = (Planned, Running, Interrupted)
 _MISSED_HEARTBEATS = 2

@@ -36,13 +36,13 @@ from unbroken_core.coordinator.receiving import join, lose_connection, observe, 
 from unbroken_core.coordinator.resolver import resolve
 from unbroken_core.coordinator.state.job import JobState, Numbers
 from unbroken_core.coordinator.status import build_pods, build_status, note_time
-from unbroken_core.errors import assert_never
-from unbroken_core.messages import JobStatus, PodStatus
+from unbroken_core.protocol.messages import JobStatus, PodStatus
+from unbroken_core.protocol.settings import JobSettings
 from unbroken_core.ranks.tree import RankTree
-from unbroken_core.reasons import JobPhase, Rung
 from unbroken_core.recovery.history import History
 from unbroken_core.recovery.progress import Progress
-from unbroken_core.settings import JobSettings
+from unbroken_core.vocabulary.errors import assert_never
+from unbroken_core.vocabulary.reasons import JobPhase, Rung
 
 
 class Coordinator:

@@ -11,8 +11,8 @@ from unbroken_core.coordinator.memory.rings import Wish, arrange
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import Planned, Running
 from unbroken_core.coordinator.state.places import Member
+from unbroken_core.protocol.settings import HOST
 from unbroken_core.ranks.buddies import CopyHolder
-from unbroken_core.settings import HOST
 
 SETTLE_S = 1.0
 """Pods of a job come one by one: rings are made for those that came together."""

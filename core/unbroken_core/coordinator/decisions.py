@@ -8,10 +8,10 @@ from typing import NamedTuple, Union
 from unbroken_core.coordinator.state.job import PreviousWorld, StatusText
 from unbroken_core.coordinator.state.phases import AnyPhase, Consultation, Forming, Interrupted, Running
 from unbroken_core.coordinator.state.places import Member, WorkerPlace
-from unbroken_core.messages import Halt
+from unbroken_core.protocol.messages import Halt
 from unbroken_core.ranks.worlds import Worker
-from unbroken_core.reasons import Cause, JobPhase, Reason, Rung
 from unbroken_core.recovery.history import FaultRecord
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, Rung
 
 
 class Wait(NamedTuple):

@@ -17,11 +17,11 @@ from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import Members
 from unbroken_core.coordinator.state.phases import Ending, Over
 from unbroken_core.coordinator.state.places import Member
-from unbroken_core.messages import Finish, PodObservation
-from unbroken_core.plurals import agreed
 from unbroken_core.pod.liveness import ending_limit_s
-from unbroken_core.reasons import JobPhase, Reason, Role
+from unbroken_core.protocol.messages import Finish, PodObservation
 from unbroken_core.recovery.ladder import shorten_names
+from unbroken_core.vocabulary.plurals import agreed
+from unbroken_core.vocabulary.reasons import JobPhase, Reason, Role
 
 _MARGIN_S = 30.0
 """So much longer than agents and launchers this waits: they end what still runs, and report it."""

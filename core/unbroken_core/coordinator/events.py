@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Union
 
-from unbroken_core.messages import Heartbeat, Hello, Observation, RendezvousMessage, Report
+from unbroken_core.protocol.messages import Heartbeat, Hello, Observation, RendezvousMessage, Report
 
 
 @dataclass(frozen=True)

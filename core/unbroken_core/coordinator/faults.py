@@ -4,17 +4,17 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from unbroken_core.bounds import MAX_DETAIL
 from unbroken_core.coordinator.hangs import begin_inquiry, has_waited, note_answers
 from unbroken_core.coordinator.moves import may_wait
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import Members
 from unbroken_core.coordinator.state.phases import Interrupted, Planned, Running
 from unbroken_core.coordinator.state.places import Member, WorkerPlace, evidence
-from unbroken_core.messages import Fault, Interrupt
 from unbroken_core.pod.stacks import bounded
-from unbroken_core.reasons import Cause, Reason, WorkerPhase
+from unbroken_core.protocol.bounds import MAX_DETAIL
+from unbroken_core.protocol.messages import Fault, Interrupt
 from unbroken_core.recovery.history import FaultRecord, Incident
+from unbroken_core.vocabulary.reasons import Cause, Reason, WorkerPhase
 
 MAX_PLANS = 8
 """Plans of one recovery; a fault in the next one begins a new recovery, so that the limit of those without progress

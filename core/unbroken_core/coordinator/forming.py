@@ -8,11 +8,11 @@ from unbroken_core.coordinator.decisions import Adopt, Decision, EndJob, Learn, 
 from unbroken_core.coordinator.ending import decide_unheard_end, was_ending
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.phases import Adoption, Forming
-from unbroken_core.messages import Plan
-from unbroken_core.plurals import agreed, counted
+from unbroken_core.protocol.messages import Plan
 from unbroken_core.ranks.worlds import Shortage, Worker
-from unbroken_core.reasons import JobPhase, Reason, Rung
 from unbroken_core.recovery.ladder import shorten_names
+from unbroken_core.vocabulary.plurals import agreed, counted
+from unbroken_core.vocabulary.reasons import JobPhase, Reason, Rung
 
 
 def decide_forming(job: JobState, phase: Forming, now_s: float) -> Decision:

@@ -12,9 +12,9 @@ from unbroken_core.coordinator.decisions import Name
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import Inquiry, Interrupted
 from unbroken_core.coordinator.state.places import Member, WorkerPlace
-from unbroken_core.reasons import Cause, Doing, WorkerPhase
 from unbroken_core.recovery.hangs import HangVerdict, Witness, judge
 from unbroken_core.recovery.history import FaultRecord
+from unbroken_core.vocabulary.reasons import Cause, Doing, WorkerPhase
 
 ANSWERS_WITHIN_S = 2.0
 

@@ -21,10 +21,9 @@ from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import Newcomers
 from unbroken_core.coordinator.state.phases import Interrupted
 from unbroken_core.coordinator.state.places import Member, WorkerPlace
-from unbroken_core.plurals import counted
 from unbroken_core.pod.liveness import heartbeat_interval_s
+from unbroken_core.protocol.settings import HealthMode
 from unbroken_core.ranks.worlds import Outcome, Shortage, World
-from unbroken_core.reasons import JobPhase, Reason, Rung, WorkerPhase
 from unbroken_core.recovery.ladder import (
     MAX_MISTAKES,
     Choice,
@@ -35,7 +34,8 @@ from unbroken_core.recovery.ladder import (
     WaitForHelp,
     choose,
 )
-from unbroken_core.settings import HealthMode
+from unbroken_core.vocabulary.plurals import counted
+from unbroken_core.vocabulary.reasons import JobPhase, Reason, Rung, WorkerPhase
 
 _READY = WorkerPhase.READY
 

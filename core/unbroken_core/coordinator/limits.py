@@ -1,6 +1,6 @@
 """What an agent may say in this job: bounds that follow from the spec, and from what the coordinator has given out.
 
-`unbroken_core.bounds` has those that hold in every job; a message that reaches this module keeps to them.
+`unbroken_core.protocol.bounds` has those that hold in every job; a message that reaches this module keeps to them.
 
     Hello     refused, and the connection closed: the agent comes back, slower
     Report    the connection closed: the agent comes back at once, and a Hello says all that it knows
@@ -11,10 +11,10 @@ Neither changes anything. The pod's workers train on: for the job it is away, as
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from unbroken_core.bounds import MAX_CLAIMED
 from unbroken_core.coordinator.state.job import JobState
-from unbroken_core.messages import Hello, Plan, Report, WorkerState
-from unbroken_core.settings import JobSettings
+from unbroken_core.protocol.bounds import MAX_CLAIMED
+from unbroken_core.protocol.messages import Hello, Plan, Report, WorkerState
+from unbroken_core.protocol.settings import JobSettings
 
 _EARLIER_SPECS = 8
 """So many times larger than its spec a job may have been: it was made smaller, and its pods are told so now."""

@@ -19,12 +19,12 @@ from unbroken_core.coordinator.decisions import Decision, Learn, NoteProgress, O
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.phases import Awaited, Planned, PlannedMove, Running
 from unbroken_core.coordinator.state.places import Member
-from unbroken_core.messages import NO_STEP, Halt, Halted, WorkerState
-from unbroken_core.plurals import counted
+from unbroken_core.protocol.messages import NO_STEP, Halt, Halted, WorkerState
 from unbroken_core.ranks.worlds import World
-from unbroken_core.reasons import Cause, Phase, Reason, Rung, WorkerPhase
 from unbroken_core.recovery.history import FaultRecord
 from unbroken_core.recovery.ladder import shorten_names
+from unbroken_core.vocabulary.plurals import counted
+from unbroken_core.vocabulary.reasons import Cause, Phase, Reason, Rung, WorkerPhase
 
 GROWTH = ""
 """In place of a pod's uid where ranks move to grow: nobody in particular leaves."""

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-from unbroken_core.bounds import MAX_KEYS, MAX_NAME, MAX_SECONDS
-from unbroken_core.checkpoints import MAX_SOURCES, Candidate, Restore
 from unbroken_core.coordinator.adoption.previous_world import new_world
 from unbroken_core.coordinator.decisions import BeginRunning, CutPlan, Decision, Wait, replace_late
 from unbroken_core.coordinator.ending import finish
@@ -14,12 +12,14 @@ from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import ActiveWorld
 from unbroken_core.coordinator.state.phases import Forming, Interrupted, Planned
 from unbroken_core.coordinator.state.places import Member
-from unbroken_core.errors import InputError
-from unbroken_core.messages import Plan, Repair
-from unbroken_core.plurals import counted
+from unbroken_core.protocol.bounds import MAX_KEYS, MAX_NAME, MAX_SECONDS
+from unbroken_core.protocol.messages import Plan, Repair
 from unbroken_core.ranks.worlds import World
-from unbroken_core.reasons import Cause, JobPhase, Phase, Reason, Rung
 from unbroken_core.recovery.ladder import shorten_names
+from unbroken_core.vocabulary.checkpoints import MAX_SOURCES, Candidate, Restore
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.plurals import counted
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Phase, Reason, Rung
 
 _MAX_TOLD = 300
 """Characters of a fault's detail that each pod of a plan is told."""

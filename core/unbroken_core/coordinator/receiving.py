@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Union
 
-from unbroken_core.checkpoints import Held
 from unbroken_core.coordinator.adoption.previous_world import note_back
 from unbroken_core.coordinator.adoption.taking_over import count_inherited, name_lost, note_ages
 from unbroken_core.coordinator.cluster import observe_cluster
@@ -25,7 +24,8 @@ from unbroken_core.coordinator.script import receive_exits, receive_script
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import OVER, Ending, Forming, Interrupted, Planned, Running
 from unbroken_core.coordinator.state.places import Member, new_member, refusal
-from unbroken_core.messages import (
+from unbroken_core.pod.liveness import heartbeat_interval_s
+from unbroken_core.protocol.messages import (
     PROTOCOL,
     Heartbeat,
     Hello,
@@ -36,8 +36,8 @@ from unbroken_core.messages import (
     Welcome,
     WorkerState,
 )
-from unbroken_core.pod.liveness import heartbeat_interval_s
-from unbroken_core.reasons import Cause, WorkerPhase
+from unbroken_core.vocabulary.checkpoints import Held
+from unbroken_core.vocabulary.reasons import Cause, WorkerPhase
 
 _MAX_REFUSED = 64
 """Refused pods that the status names."""

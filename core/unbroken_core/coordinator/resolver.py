@@ -49,10 +49,10 @@ from unbroken_core.coordinator.respawning import replace_process, respawn
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import ActiveWorld
 from unbroken_core.coordinator.state.phases import Ending, Forming, Interrupted, Over, Planned, Running
-from unbroken_core.errors import assert_never
-from unbroken_core.plurals import counted
-from unbroken_core.reasons import Cause, Reason, Rung
 from unbroken_core.recovery.history import FaultRecord
+from unbroken_core.vocabulary.errors import assert_never
+from unbroken_core.vocabulary.plurals import counted
+from unbroken_core.vocabulary.reasons import Cause, Reason, Rung
 
 _MAX_TURNS = 8
 """Changes of the phase in one step."""

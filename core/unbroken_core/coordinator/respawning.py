@@ -10,8 +10,8 @@ from unbroken_core.coordinator.interruption import possible_rungs
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import Forming, Interrupted, Planned, Running
 from unbroken_core.coordinator.state.places import Member, WorkerPlace
-from unbroken_core.messages import Respawn
-from unbroken_core.reasons import Cause, Rung, WorkerPhase
+from unbroken_core.protocol.messages import Respawn
+from unbroken_core.vocabulary.reasons import Cause, Rung, WorkerPhase
 
 MAX_HOLD_S = 1.0
 """So long at most a new process waits for a recovery that goes on without it."""

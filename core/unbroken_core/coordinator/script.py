@@ -9,11 +9,11 @@ from unbroken_core.coordinator.ending import finish
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import OVER, Forming
 from unbroken_core.coordinator.state.places import Member, WorkerPlace
-from unbroken_core.errors import InputError
-from unbroken_core.layers import Layer
-from unbroken_core.messages import Policy
+from unbroken_core.protocol.messages import Policy
 from unbroken_core.ranks.rules import Rules
-from unbroken_core.reasons import JobPhase, Reason, WorkerPhase
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.reasons import JobPhase, Reason, WorkerPhase
 
 _SPEAKING = (WorkerPhase.READY, WorkerPhase.RUNNING)
 

@@ -8,17 +8,25 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
-from unbroken_core.bounds import MAX_DETAIL, MAX_RANK_SECONDS, MAX_SECONDS
-from unbroken_core.checkpoints import MemoryStatus
 from unbroken_core.coordinator.health.stragglers import has_untold
 from unbroken_core.coordinator.memory.choosing import memory_status
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import Forming, Interrupted, Running
 from unbroken_core.coordinator.state.places import Member
-from unbroken_core.findings import MAX_FINDINGS, STRAGGLERS
-from unbroken_core.messages import PROTOCOL, HealthStatus, JobStatus, PodFinding, PodStatus, Recovery, TimeSpent
-from unbroken_core.names import plain_domains, plain_name
-from unbroken_core.reasons import Cause, JobPhase, Spent
+from unbroken_core.protocol.bounds import MAX_DETAIL, MAX_RANK_SECONDS, MAX_SECONDS
+from unbroken_core.protocol.messages import (
+    PROTOCOL,
+    HealthStatus,
+    JobStatus,
+    PodFinding,
+    PodStatus,
+    Recovery,
+    TimeSpent,
+)
+from unbroken_core.vocabulary.checkpoints import MemoryStatus
+from unbroken_core.vocabulary.findings import MAX_FINDINGS, STRAGGLERS
+from unbroken_core.vocabulary.names import plain_domains, plain_name
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Spent
 
 _MAX_TEXTS = 256 << 10
 """Bytes of JSON of all findings, and of the details and stacks of all recoveries."""

@@ -17,9 +17,9 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import NamedTuple
 
-from unbroken_core.bounds import MAX_PLACE
 from unbroken_core.pod.pod_messages import MainThread
-from unbroken_core.reasons import Doing
+from unbroken_core.protocol.bounds import MAX_PLACE
+from unbroken_core.vocabulary.reasons import Doing
 
 _FRAME = re.compile(r"(?P<file>[^\n]*):(?P<line>\d{1,9}|\?\?\?) in (?P<function>[^\n]*)", re.ASCII)
 _COLLECTIVE = re.compile(

@@ -6,7 +6,7 @@ The groups of a parallel layout are runs of ranks with a step, so that 1,024 of 
 import re
 from collections.abc import Iterable
 
-from unbroken_core.bounds import MAX_GROUP_TEXT
+from unbroken_core.protocol.bounds import MAX_GROUP_TEXT
 
 _PART = re.compile(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?", re.ASCII)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from unbroken_core.pod.stamps import FLAG_IN_FUNCTION, FLAG_PING_ARMED, FLAG_PROTECTION_OFF, WorkerStamps
-from unbroken_core.settings import Timeouts
+from unbroken_core.protocol.settings import Timeouts
 
 RECOVERY_RECONNECT_S = 1.0
 """Longest absence of an agent while an interruption is under way: everybody waits for it."""

@@ -12,9 +12,9 @@ keeper -> agent    Counted, Holds, CertificateRequest; each whenever it has chan
 from dataclasses import dataclass
 from typing import Union
 
-from unbroken_core.checkpoints import Held, Load, OnDisk, Peer
-from unbroken_core.messages import Buddies, Certificate, CertificateRequest
-from unbroken_core.reasons import Word
+from unbroken_core.protocol.messages import Buddies, Certificate, CertificateRequest
+from unbroken_core.vocabulary.checkpoints import Held, Load, OnDisk, Peer
+from unbroken_core.vocabulary.reasons import Word
 
 KEEPER_SOCKET = "keeper.sock"
 """Name of the keeper's socket in the pod's folder."""

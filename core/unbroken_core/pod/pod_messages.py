@@ -10,10 +10,10 @@ Frozen dataclasses of JSON types only, as in `messages`.
 from dataclasses import dataclass
 from typing import Union
 
-from unbroken_core.checkpoints import Restore
-from unbroken_core.findings import Health
-from unbroken_core.messages import Answer, Fault, GroupState, Halt, Halted, Policy, Question
-from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
+from unbroken_core.protocol.messages import Answer, Fault, GroupState, Halt, Halted, Policy, Question
+from unbroken_core.vocabulary.checkpoints import Restore
+from unbroken_core.vocabulary.findings import Health
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, WorkerPhase
 
 UNKNOWN_EXIT = 256
 """Exit code of a process that ended, or left its wrapped function, when the code is not known."""

@@ -17,7 +17,7 @@ A frame is its length (4 bytes, big-endian) and a JSON object. Content is sent a
 from dataclasses import dataclass
 from typing import Union
 
-from unbroken_core.checkpoints import Load
+from unbroken_core.vocabulary.checkpoints import Load
 
 MAX_FRAME_BYTES = 4 << 20
 

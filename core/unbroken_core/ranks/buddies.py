@@ -14,8 +14,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from unbroken_core.checkpoints import MAX_COPIES
 from unbroken_core.ranks.tree.places import natural_key
+from unbroken_core.vocabulary.checkpoints import MAX_COPIES
 
 Domain = tuple[str, ...]
 """Names from the outermost layer to the domain's own: racks of two zones may have one name."""

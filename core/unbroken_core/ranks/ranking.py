@@ -11,7 +11,6 @@ The tree is built when the first ranks are handed out, or taken over.
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from unbroken_core.layers import replacement_depth
 from unbroken_core.ranks.rules import Rules
 from unbroken_core.ranks.tree import RankTree, TreePlan, explain
 from unbroken_core.ranks.tree.places import OrderKey, Place, natural_key
@@ -31,7 +30,8 @@ from unbroken_core.ranks.worlds import (
     refuse_crowds,
     shown_name,
 )
-from unbroken_core.reasons import RankReason
+from unbroken_core.vocabulary.layers import replacement_depth
+from unbroken_core.vocabulary.reasons import RankReason
 
 
 @dataclass

@@ -12,11 +12,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from unbroken_core.errors import InputError
-from unbroken_core.layers import Layer, layer_violations
-from unbroken_core.messages import Policy
+from unbroken_core.protocol.messages import Policy
+from unbroken_core.protocol.settings import JobSettings
 from unbroken_core.ranks.tree.renumbering import divisible_active_world_size, max_active_world_size
-from unbroken_core.settings import JobSettings
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.layers import Layer, layer_violations
 
 _ROOT = Layer(replace_from=True)
 """The job as a whole, as the spec has it."""

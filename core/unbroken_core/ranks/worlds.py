@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import NamedTuple, Union
 
-from unbroken_core.errors import InputError
 from unbroken_core.ranks.tree import Domain, RankTree, TreePlan
-from unbroken_core.reasons import RankReason
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.reasons import RankReason
 
 Locals = tuple[int, ...]
 """Local ranks of one pod, ascending."""

@@ -12,8 +12,8 @@ Sums are of whole picoseconds, so that the terms are the time that has passed, e
 import math
 from typing import NamedTuple, Union
 
-from unbroken_core.messages import TimeSpent
-from unbroken_core.reasons import Spent
+from unbroken_core.protocol.messages import TimeSpent
+from unbroken_core.vocabulary.reasons import Spent
 
 _PS = 10**12
 _FIELDS = {term: f"{term.value}_s" for term in Spent}

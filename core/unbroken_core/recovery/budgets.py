@@ -3,8 +3,8 @@
 from collections import deque
 from collections.abc import Iterable
 
-from unbroken_core.reasons import Rung
-from unbroken_core.settings import RungBudget
+from unbroken_core.protocol.settings import RungBudget
+from unbroken_core.vocabulary.reasons import Rung
 
 
 class Budgets:

@@ -20,9 +20,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from unbroken_core.messages import Activity, GroupState
 from unbroken_core.pod.group_ranks import rank_runs
-from unbroken_core.reasons import Doing
+from unbroken_core.protocol.messages import Activity, GroupState
+from unbroken_core.vocabulary.reasons import Doing
 
 _MAX_PENDING = 4
 """Different collectives of one group in which ranks are, the most frequent ones first."""

@@ -21,9 +21,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from unbroken_core.messages import Activity
-from unbroken_core.reasons import Doing
+from unbroken_core.protocol.messages import Activity
 from unbroken_core.recovery.collectives import Collective, Gap, Waits, find_waits
+from unbroken_core.vocabulary.reasons import Doing
 
 MAX_GROUPS = 8
 """Groups of ranks with one activity that a sentence lists."""

@@ -14,9 +14,9 @@ MAX_BLAMED within BUDGET_S                         nobody is blamed any more: a 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from unbroken_core.findings import STRAGGLERS, Finding, Health, Verdict
-from unbroken_core.plurals import counted
-from unbroken_core.reasons import Cause
+from unbroken_core.vocabulary.findings import STRAGGLERS, Finding, Health, Verdict
+from unbroken_core.vocabulary.plurals import counted
+from unbroken_core.vocabulary.reasons import Cause
 
 BREAKER_S = 300.0
 MAX_BLAMED = 4

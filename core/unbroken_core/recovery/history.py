@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from unbroken_core.bounds import MAX_SECONDS
-from unbroken_core.messages import Recovery, Repair
-from unbroken_core.reasons import Cause, Phase, Rung
+from unbroken_core.protocol.bounds import MAX_SECONDS
+from unbroken_core.protocol.messages import Recovery, Repair
 from unbroken_core.recovery.mistakes import has_given_up, is_mistake
+from unbroken_core.vocabulary.reasons import Cause, Phase, Rung
 
 MAX_RECOVERIES = 20
 SCRIPT_CAUSES = frozenset(

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple, Union
 
-from unbroken_core.plurals import counted
 from unbroken_core.ranks.worlds import Outcome, Shortage, World
-from unbroken_core.reasons import Reason, Rung
+from unbroken_core.vocabulary.plurals import counted
+from unbroken_core.vocabulary.reasons import Reason, Rung
 
 MAX_MISTAKES = 1
 """A script that gives up, or fails by its own code, is run once more."""

@@ -2,7 +2,7 @@
 
 import re
 
-from unbroken_core.reasons import Cause
+from unbroken_core.vocabulary.reasons import Cause
 
 _GIVES_UP = "SystemExit"
 """The type of `sys.exit` with another code than 0."""

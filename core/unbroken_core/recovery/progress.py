@@ -3,9 +3,9 @@
 import math
 from dataclasses import replace
 
-from unbroken_core.messages import EarlierRun, TimeSpent
-from unbroken_core.reasons import Spent
+from unbroken_core.protocol.messages import EarlierRun, TimeSpent
 from unbroken_core.recovery.account import Account, wall_of
+from unbroken_core.vocabulary.reasons import Spent
 
 STEADY_RUN_S = 60.0
 """Where a script reports no steps, an iteration that ran for so long counts as progress."""

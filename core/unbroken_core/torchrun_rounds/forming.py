@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from unbroken_core.plurals import counted
 from unbroken_core.torchrun_rounds.messages import Limits
+from unbroken_core.vocabulary.plurals import counted
 
 
 @dataclass(frozen=True)

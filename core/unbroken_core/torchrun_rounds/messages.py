@@ -11,8 +11,8 @@ knows all when its nodes have come back. A *round* is one run of the workers on 
 from dataclasses import dataclass
 from typing import Union
 
-from unbroken_core.errors import WireError
-from unbroken_core.reasons import Word
+from unbroken_core.vocabulary.errors import WireError
+from unbroken_core.vocabulary.reasons import Word
 
 PROTOCOL = 1
 MAX_NODES = 65_536

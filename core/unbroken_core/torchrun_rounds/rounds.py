@@ -13,10 +13,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import Union
 
-from unbroken_core.plurals import counted
 from unbroken_core.torchrun_rounds.forming import NotYet, decide_round
 from unbroken_core.torchrun_rounds.messages import Departure, Intent, Limits, NodeReport, Rejected, ToNode, check_report
 from unbroken_core.torchrun_rounds.state import Node, RoundPhase, RoundState
+from unbroken_core.vocabulary.plurals import counted
 
 KEEP_S = 10.0
 """So long a run that has ended turns away nodes that come late; then its name is free again."""

@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 from unbroken_local.apiserver.server import ApiServer
 
 

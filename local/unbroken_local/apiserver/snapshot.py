@@ -5,7 +5,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 from unbroken_local.apiserver.documents import encode
 from unbroken_local.apiserver.store import Store
 

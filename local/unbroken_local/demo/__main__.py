@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleRenderable
 from rich.live import Live
 from rich.text import Text
 
-from unbroken_core.errors import UnbrokenError
+from unbroken_core.vocabulary.errors import UnbrokenError
 from unbroken_local.demo.driver import Driver, Places
 from unbroken_local.demo.render import Line, describe_all, describe_result
 from unbroken_local.demo.snapshot import Snapshot

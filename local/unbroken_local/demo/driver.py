@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from unbroken_core.errors import UnbrokenError
+from unbroken_core.vocabulary.errors import UnbrokenError
 from unbroken_local.demo.faults import (
     FaultKind,
     Victim,

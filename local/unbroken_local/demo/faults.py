@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from unbroken_core.errors import UnbrokenError
-from unbroken_core.messages import Recovery
-from unbroken_core.reasons import Cause, Phase, Rung
+from unbroken_core.protocol.messages import Recovery
+from unbroken_core.vocabulary.errors import UnbrokenError
+from unbroken_core.vocabulary.reasons import Cause, Phase, Rung
 from unbroken_local.demo.snapshot import Snapshot
 from unbroken_local.kube import Json
 

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 from unbroken_local.kube import Json
 
 

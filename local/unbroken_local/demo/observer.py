@@ -8,9 +8,9 @@ from collections.abc import Callable
 import aiohttp
 
 from unbroken_core.conventions.tls import client_context, server_name
-from unbroken_core.errors import UnbrokenError, WireError
-from unbroken_core.messages import JobStatus
-from unbroken_core.wire import decode
+from unbroken_core.protocol.messages import JobStatus
+from unbroken_core.protocol.wire import decode
+from unbroken_core.vocabulary.errors import UnbrokenError, WireError
 from unbroken_local.demo.snapshot import JOB_LABEL, Snapshot, take_snapshot
 from unbroken_local.kube import Json
 from unbroken_local.kube.client import ApiError, KubeClient

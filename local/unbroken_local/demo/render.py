@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from unbroken_core.reasons import Phase, WorkerPhase
+from unbroken_core.vocabulary.reasons import Phase, WorkerPhase
 from unbroken_local.demo.snapshot import NodeView, PodView, Snapshot
 from unbroken_local.kube import Json
 

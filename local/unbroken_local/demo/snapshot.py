@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from unbroken_core.messages import JobStatus, PodStatus, Recovery
-from unbroken_core.reasons import JobPhase, Role, WorkerPhase
+from unbroken_core.protocol.messages import JobStatus, PodStatus, Recovery
+from unbroken_core.vocabulary.reasons import JobPhase, Role, WorkerPhase
 from unbroken_local.kube import Json
 
 RACK_LABEL = "unbroken.dev/rack"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unbroken_core.conventions.images import image_of
-from unbroken_core.errors import UnbrokenError
+from unbroken_core.vocabulary.errors import UnbrokenError
 
 BIN = Path(sys.executable).parent
 STOP_LIMIT_S = 15.0

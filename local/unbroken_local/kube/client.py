@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from unbroken_core.errors import UnbrokenError
+from unbroken_core.vocabulary.errors import UnbrokenError
 from unbroken_local.kube import Json
 from unbroken_local.kube.kubeconfig import Access
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 from unbroken_local.kube import Json
 
 

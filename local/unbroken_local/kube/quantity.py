@@ -3,7 +3,7 @@
 import re
 from fractions import Fraction
 
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 _SUFFIXES = {
     "": Fraction(1),

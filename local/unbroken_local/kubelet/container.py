@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from unbroken_core.errors import UnbrokenError
+from unbroken_core.vocabulary.errors import UnbrokenError
 from unbroken_local.kube import Json
 from unbroken_local.kubelet.environment import Sources, build_environment, expand
 from unbroken_local.kubelet.images import ImageRule, base_environment

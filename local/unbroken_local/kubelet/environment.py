@@ -9,7 +9,7 @@ from fractions import Fraction
 from math import ceil
 from typing import cast
 
-from unbroken_core.errors import UnbrokenError
+from unbroken_core.vocabulary.errors import UnbrokenError
 from unbroken_local.kube import Json
 from unbroken_local.kube.quantity import parse_quantity
 

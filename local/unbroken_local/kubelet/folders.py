@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 from unbroken_local.kubelet.spec import PodSpec
 
 UID_CHARACTERS = 13

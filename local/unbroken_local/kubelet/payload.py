@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from unbroken_core.errors import UnbrokenError
+from unbroken_core.vocabulary.errors import UnbrokenError
 
 DATA = "..data"
 _NEW_DATA = "..data_tmp"

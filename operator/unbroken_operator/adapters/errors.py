@@ -13,7 +13,7 @@ UnbrokenError
     └── ReportRefused     it answered with what a job of its size has no reason to say: say so, try again seldom
 """
 
-from unbroken_core.errors import UnbrokenError
+from unbroken_core.vocabulary.errors import UnbrokenError
 
 
 class KubeError(UnbrokenError):

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from unbroken_core.errors import assert_never
+from unbroken_core.vocabulary.errors import assert_never
 from unbroken_operator.adapters.errors import (
     KubeConflict,
     KubeNotFound,

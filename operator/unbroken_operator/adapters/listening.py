@@ -20,7 +20,7 @@ from typing import Any, cast
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 logger = logging.getLogger(__name__)
 

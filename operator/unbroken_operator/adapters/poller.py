@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from unbroken_core.messages import JobStatus
-from unbroken_core.reasons import JobPhase
+from unbroken_core.protocol.messages import JobStatus
+from unbroken_core.vocabulary.reasons import JobPhase
 from unbroken_operator.adapters.errors import RendezvousUnreachable, ReportRefused
 from unbroken_operator.adapters.rendezvous_client import RendezvousApi, RendezvousTarget
 from unbroken_operator.adapters.tasks.supervision import end_all, keep_running

@@ -13,9 +13,9 @@ import aiohttp
 
 from unbroken_core.conventions.tls import client_context
 from unbroken_core.conventions.tokens import OUTGOING, OUTGOING_HEADER
-from unbroken_core.errors import InputError, WireError
-from unbroken_core.messages import PROTOCOL, Earlier, JobStatus, Observation
-from unbroken_core.wire import encode
+from unbroken_core.protocol.messages import PROTOCOL, Earlier, JobStatus, Observation
+from unbroken_core.protocol.wire import encode
+from unbroken_core.vocabulary.errors import InputError, WireError
 from unbroken_operator.adapters.bounded_answer import bounded_connector
 from unbroken_operator.adapters.errors import RendezvousUnreachable, ReportRefused
 from unbroken_operator.adapters.tasks.loop_thread import LoopThread

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from unbroken_core.findings import STRAGGLERS
-from unbroken_core.settings import MAX_RANKS_PER_POD, MAX_WINDOW_S, HealthMode, StragglerMode
+from unbroken_core.protocol.settings import MAX_RANKS_PER_POD, MAX_WINDOW_S, HealthMode, StragglerMode
+from unbroken_core.vocabulary.findings import STRAGGLERS
 from unbroken_operator.api.model_base import Model, rule, rules
 
 MAX_PATHS = 8

@@ -8,8 +8,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from unbroken_core.checkpoints import MAX_COPIES
-from unbroken_core.settings import (
+from unbroken_core.protocol.settings import (
     COPIES_RULES,
     LAYER_FITS_JOB,
     LAYER_FITS_PODS,
@@ -21,6 +20,7 @@ from unbroken_core.settings import (
     STRAGGLER_RULES,
     TIMEOUT_RULES,
 )
+from unbroken_core.vocabulary.checkpoints import MAX_COPIES
 from unbroken_operator.api.health_models import HealthSpec
 from unbroken_operator.api.memory_rules import MEMORY_RULES, SIZE_CEL, SIZE_MESSAGE, cel_of
 from unbroken_operator.api.model_base import DNS_LABEL, MAX_INT32, LabelKey, Model, cel_rules, rule, rules

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from unbroken_core.reasons import Cause, Rung
+from unbroken_core.vocabulary.reasons import Cause, Rung
 from unbroken_operator.api.model_base import DAY_S, LABEL_KEY, LabelKey, Model, Seconds, TaintEffect
 
 

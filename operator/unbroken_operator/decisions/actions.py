@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
-from unbroken_core.messages import Earlier, Observation
-from unbroken_core.reasons import Reason
+from unbroken_core.protocol.messages import Earlier, Observation
+from unbroken_core.vocabulary.reasons import Reason
 from unbroken_operator.decisions.limits.budgets import Budget
 from unbroken_operator.decisions.limits.refusals import OperatorRefusal
 

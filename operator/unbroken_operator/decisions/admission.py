@@ -11,10 +11,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from unbroken_core.errors import InputError
-from unbroken_core.layers import Layer
-from unbroken_core.reasons import Rung
-from unbroken_core.settings import JobSettings, RungBudget, Timeouts, violations
+from unbroken_core.protocol.settings import JobSettings, RungBudget, Timeouts, violations
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.reasons import Rung
 from unbroken_operator.api import health_models, layout, memory_rules, template_rules
 from unbroken_operator.api.models import Spec
 from unbroken_operator.api.pod_models import Variable

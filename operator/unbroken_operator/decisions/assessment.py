@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from unbroken_core.messages import JobStatus, Observation, PodObservation, PodStatus
-from unbroken_core.reasons import Cause, JobPhase, Role
-from unbroken_core.settings import JobSettings
+from unbroken_core.protocol.messages import JobStatus, Observation, PodObservation, PodStatus
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Role
 from unbroken_operator.decisions.admission import ValidSpec
 from unbroken_operator.decisions.domains import Domains, find_domains
 from unbroken_operator.decisions.lifecycle import JobOutcome, is_suspended, job_outcome

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from unbroken_core.reasons import JobPhase
-from unbroken_core.settings import HealthMode, JobSettings
+from unbroken_core.protocol.settings import HealthMode, JobSettings
+from unbroken_core.vocabulary.reasons import JobPhase
 from unbroken_operator.api.models import CleanPodPolicy, Spec
 from unbroken_operator.decisions.actions import Action, DeleteJob, DeletePod, Ordinals
 from unbroken_operator.decisions.assessment import Assessment

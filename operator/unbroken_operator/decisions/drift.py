@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unbroken_core.reasons import Reason, Role
-from unbroken_core.settings import JobSettings
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.vocabulary.reasons import Reason, Role
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import Action, PatchPod, PostEvent, RepairTokens, Revert
 from unbroken_operator.decisions.assessment import Assessment

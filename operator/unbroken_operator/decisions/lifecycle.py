@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unbroken_core.reasons import JobPhase, Reason
+from unbroken_core.vocabulary.reasons import JobPhase, Reason
 from unbroken_operator.api.models import Spec
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
 

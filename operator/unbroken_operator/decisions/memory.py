@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unbroken_core.messages import JobStatus, Observation, RungUse
-from unbroken_core.reasons import Cause, Rung
+from unbroken_core.protocol.messages import JobStatus, Observation, RungUse
+from unbroken_core.vocabulary.reasons import Cause, Rung
 from unbroken_operator.decisions.circles import Circles, next_circles, with_creation, with_deletion, with_new_spec
 from unbroken_operator.decisions.limits.budgets import (
     ROUNDING,

@@ -9,9 +9,9 @@ Without a spare that is ready nothing moves: a node that is about to go is bette
 
 from collections.abc import Iterator
 
-from unbroken_core.messages import PodStatus
-from unbroken_core.reasons import JobPhase, Role, WorkerPhase
-from unbroken_core.settings import JobSettings
+from unbroken_core.protocol.messages import PodStatus
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.vocabulary.reasons import JobPhase, Role, WorkerPhase
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import Action, DeletePod, PatchPod
 from unbroken_operator.decisions.assessment import Assessment

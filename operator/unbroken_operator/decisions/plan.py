@@ -13,7 +13,7 @@ Doing the actions again, or stopping after any of them and planning again, ends 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from unbroken_core.reasons import JobPhase, Role
+from unbroken_core.vocabulary.reasons import JobPhase, Role
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import Spread
 from unbroken_operator.api.status_models import JobStateWord

@@ -7,8 +7,8 @@ last report of each term     ──> how much of the time was progress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from unbroken_core.messages import EarlierRun, GonePod, JobStatus, PodStatus
-from unbroken_core.reasons import JobPhase
+from unbroken_core.protocol.messages import EarlierRun, GonePod, JobStatus, PodStatus
+from unbroken_core.vocabulary.reasons import JobPhase
 from unbroken_operator.decisions.snapshot import PodView
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from unbroken_core.plurals import counted
+from unbroken_core.vocabulary.plurals import counted
 from unbroken_operator.api import layout
 from unbroken_operator.api.status_models import MAX_SUSPECTS
 from unbroken_operator.decisions.lifecycle import seconds_between

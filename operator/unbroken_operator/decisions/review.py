@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.admission import MAX_SHOWN, InvalidSpec, admit, admit_images
 from unbroken_operator.decisions.limits.stored_status import believed

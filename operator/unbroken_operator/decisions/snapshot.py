@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from unbroken_core.messages import EarlierRun, GonePod, JobStatus, Observation, RungUse
-from unbroken_core.plurals import counted
-from unbroken_core.reasons import Cause, Reason
+from unbroken_core.protocol.messages import EarlierRun, GonePod, JobStatus, Observation, RungUse
+from unbroken_core.vocabulary.plurals import counted
+from unbroken_core.vocabulary.reasons import Cause, Reason
 from unbroken_operator.api import layout
 from unbroken_operator.api.status_models import MAX_SUSPECTS
 from unbroken_operator.decisions.limits.budgets import Budget

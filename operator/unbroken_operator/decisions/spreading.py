@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from unbroken_core.layers import Layer
+from unbroken_core.protocol.settings import JobSettings
 from unbroken_core.ranks.tree.places import natural_key
-from unbroken_core.reasons import Role
-from unbroken_core.settings import JobSettings
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.reasons import Role
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.assessment import Assessment
 from unbroken_operator.decisions.objects.affinity import Preference

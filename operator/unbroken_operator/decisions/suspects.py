@@ -6,8 +6,8 @@ It decays, so that a repaired node is used again. It is kept in the status, so t
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
-from unbroken_core.messages import JobStatus, Recovery
-from unbroken_core.reasons import Cause, Reason
+from unbroken_core.protocol.messages import JobStatus, Recovery
+from unbroken_core.vocabulary.reasons import Cause, Reason
 from unbroken_operator.api import layout
 from unbroken_operator.api.status_models import MAX_SUSPECTS
 from unbroken_operator.decisions.lifecycle import seconds_between

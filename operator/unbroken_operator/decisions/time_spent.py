@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from unbroken_core.bounds import MAX_SECONDS
-from unbroken_core.messages import EarlierRun, JobStatus, TimeSpent
+from unbroken_core.protocol.bounds import MAX_SECONDS
+from unbroken_core.protocol.messages import EarlierRun, JobStatus, TimeSpent
 from unbroken_core.recovery.account import ratios, wall_of
 from unbroken_operator.decisions.lifecycle import seconds_between
 from unbroken_operator.decisions.snapshot import Snapshot

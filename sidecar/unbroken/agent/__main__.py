@@ -9,7 +9,7 @@ from unbroken.agent.config import read_config
 from unbroken.agent.shell import Agent
 from unbroken.logs import read_level, start_log
 from unbroken_core.conventions.printable import printable
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 
 async def _run() -> int:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unbroken.network.addresses import split_address
-from unbroken_core.errors import InputError
-from unbroken_core.settings import JobSettings
-from unbroken_core.wire import settings_from_json
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.protocol.wire import settings_from_json
+from unbroken_core.vocabulary.errors import InputError
 
 
 @dataclass(frozen=True)

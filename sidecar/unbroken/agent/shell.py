@@ -40,11 +40,11 @@ from unbroken.network.exposition import serve_exposition_when_possible
 from unbroken.network.refusals import Refusals
 from unbroken.tasks import Tasks
 from unbroken_core.conventions.tls import server_name
-from unbroken_core.errors import assert_never
-from unbroken_core.messages import PROTOCOL, Fault, Finish, Hello, Interrupt, Plan, Report, Respawn, Welcome
 from unbroken_core.pod.liveness import next_check_s
-from unbroken_core.reasons import JobPhase, Reason, WorkerPhase
-from unbroken_core.wire import settings_to_json
+from unbroken_core.protocol.messages import PROTOCOL, Fault, Finish, Hello, Interrupt, Plan, Report, Respawn, Welcome
+from unbroken_core.protocol.wire import settings_to_json
+from unbroken_core.vocabulary.errors import assert_never
+from unbroken_core.vocabulary.reasons import JobPhase, Reason, WorkerPhase
 
 if TYPE_CHECKING:
     from unbroken.agent.adapters.keeper_process import KeeperProcess

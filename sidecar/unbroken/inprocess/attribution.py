@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from unbroken_core.reasons import Cause
+from unbroken_core.vocabulary.reasons import Cause
 
 
 class Interruption(enum.Enum):

@@ -9,7 +9,7 @@ RestartAbort(BaseException)   no further restart; leaves every handler of the sc
 StaleStateError(BaseException)   this process cannot have its new rank: another one takes its place
 """
 
-from unbroken_core.errors import UnbrokenError
+from unbroken_core.vocabulary.errors import UnbrokenError
 
 
 class RestartError(UnbrokenError):

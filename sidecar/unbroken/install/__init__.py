@@ -9,7 +9,7 @@ from pathlib import Path
 
 import unbroken
 import unbroken_core
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 _PACKAGES = (unbroken, unbroken_core)
 _SUFFIXES = (".py", ".typed")

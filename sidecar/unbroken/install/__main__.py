@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from unbroken.install import install
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 
 def main() -> int:

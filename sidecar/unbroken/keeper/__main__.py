@@ -7,7 +7,7 @@ from unbroken.keeper.config import read_config
 from unbroken.keeper.server import Keeper
 from unbroken.launch.process_tree import die_with
 from unbroken.logs import read_level, start_log
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 
 def main() -> int:

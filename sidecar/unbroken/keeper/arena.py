@@ -16,8 +16,6 @@ from pathlib import Path
 from unbroken.keeper.config import KeeperConfig
 from unbroken.keeper.digests import digest_slot, open_slot, read_digests, read_slot_head, write_digests
 from unbroken.keeper.rarely import Rarely
-from unbroken_core.checkpoints import Load
-from unbroken_core.errors import InputError
 from unbroken_core.pod.memory_messages import Found, FoundSlot, NoRoom, Reserved
 from unbroken_core.pod.memory_slots import (
     EMPTY,
@@ -30,6 +28,8 @@ from unbroken_core.pod.memory_slots import (
     slot_name,
     voided,
 )
+from unbroken_core.vocabulary.checkpoints import Load
+from unbroken_core.vocabulary.errors import InputError
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from unbroken_core.errors import InputError
 from unbroken_core.pod.memory_slots import DIGEST_BYTES
-from unbroken_core.settings import MAX_RANKS_PER_POD
-from unbroken_core.wire import settings_from_json
+from unbroken_core.protocol.settings import MAX_RANKS_PER_POD
+from unbroken_core.protocol.wire import settings_from_json
+from unbroken_core.vocabulary.errors import InputError
 
 MAX_LIMIT_BYTES = 1 << 50
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from unbroken.keeper.telling import Telling
-from unbroken_core import wire
-from unbroken_core.checkpoints import Held
-from unbroken_core.errors import InputError, WireError
-from unbroken_core.messages import CertificateRequest
 from unbroken_core.pod.memory_messages import MAX_LINE_BYTES, Counted, Holds, OfAgent, ToAgent
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import CertificateRequest
+from unbroken_core.vocabulary.checkpoints import Held
+from unbroken_core.vocabulary.errors import InputError, WireError
 
 logger = logging.getLogger(__name__)
 

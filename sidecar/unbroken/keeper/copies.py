@@ -18,7 +18,6 @@ from pathlib import Path
 
 from unbroken.keeper.arena import COPIES, MAX_COPY_SLOTS, Arena
 from unbroken.keeper.digests import Digests, open_slot, read_digests, read_slot_head, write_digests
-from unbroken_core.checkpoints import Load
 from unbroken_core.pod.memory_slots import (
     BLOCK_BYTES,
     CONTENT_OFFSET,
@@ -29,6 +28,7 @@ from unbroken_core.pod.memory_slots import (
     pack_head,
     slot_name,
 )
+from unbroken_core.vocabulary.checkpoints import Load
 
 try:
     # Intel's ISA-L takes a third of zlib's time for the same CRC-32.

@@ -18,9 +18,9 @@ from unbroken.keeper.digests import read_digests, read_slot_head
 from unbroken.keeper.peer_link import Link, LinkError, connect
 from unbroken.keeper.pinning import Order
 from unbroken.keeper.reading import ReadLock, SlotBusyError
-from unbroken_core.checkpoints import Load, Peer
 from unbroken_core.pod.memory_slots import NUM_SLOTS, Head, Moment, SlotState, digests_name, slot_name
 from unbroken_core.pod.replica_messages import AfterContent, Declined, Offer, ToOwner, Wanted
+from unbroken_core.vocabulary.checkpoints import Load, Peer
 
 logger = logging.getLogger(__name__)
 

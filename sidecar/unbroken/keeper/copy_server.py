@@ -19,8 +19,6 @@ from unbroken.keeper.peer_link import Link, LinkError, accept
 from unbroken.keeper.peer_places import PeerPlace, PeerPlaces
 from unbroken.keeper.rarely import Rarely
 from unbroken.keeper.reading import ReadLock, SlotBusyError
-from unbroken_core.bounds import MAX_BLOCKS
-from unbroken_core.errors import assert_never
 from unbroken_core.pod.memory_slots import BLOCK_BYTES, CONTENT_OFFSET, Head, digests_name, num_blocks, read_head
 from unbroken_core.pod.replica_messages import (
     Declined,
@@ -32,6 +30,8 @@ from unbroken_core.pod.replica_messages import (
     ToHolder,
     Wanted,
 )
+from unbroken_core.protocol.bounds import MAX_BLOCKS
+from unbroken_core.vocabulary.errors import assert_never
 
 logger = logging.getLogger(__name__)
 

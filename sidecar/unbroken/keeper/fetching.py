@@ -21,7 +21,6 @@ from unbroken.keeper.copies import compare
 from unbroken.keeper.copy_reader import Fetching, MissingError
 from unbroken.keeper.digests import Digests, open_slot, write_digests
 from unbroken.keeper.peer_link import Link, LinkError, connect
-from unbroken_core.checkpoints import Peer
 from unbroken_core.pod.memory_messages import Fetched, FetchShard, FoundSlot, NotFetched
 from unbroken_core.pod.memory_slots import (
     BLOCK_BYTES,
@@ -31,6 +30,7 @@ from unbroken_core.pod.memory_slots import (
     digests_name,
     pack_head,
 )
+from unbroken_core.vocabulary.checkpoints import Peer
 
 _PATIENCE_S = 60.0
 _RESTART_S = 5.0

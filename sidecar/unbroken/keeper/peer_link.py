@@ -17,9 +17,9 @@ from typing import Any
 
 from unbroken.keeper.tls_stream import TlsStream
 from unbroken.network.pod_names import pod_of
-from unbroken_core import wire
-from unbroken_core.errors import InputError, WireError
 from unbroken_core.pod.replica_messages import MAX_FRAME_BYTES
+from unbroken_core.protocol import wire
+from unbroken_core.vocabulary.errors import InputError, WireError
 
 HANDSHAKE_S = 5.0
 STALL_S = 20.0

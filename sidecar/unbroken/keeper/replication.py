@@ -21,11 +21,11 @@ from unbroken.keeper.peer_link import Identity
 from unbroken.keeper.peer_places import MAX_MEMBERS
 from unbroken.keeper.pinning import Order, Pins
 from unbroken.keeper.telling import Telling
-from unbroken_core.checkpoints import MAX_COPIES_TOLD, Key, Peer
-from unbroken_core.errors import InputError, assert_never
-from unbroken_core.messages import Buddies, Certificate, CertificateRequest
 from unbroken_core.pod.memory_messages import Copying, OfAgent
-from unbroken_core.settings import MAX_RANKS_PER_POD
+from unbroken_core.protocol.messages import Buddies, Certificate, CertificateRequest
+from unbroken_core.protocol.settings import MAX_RANKS_PER_POD
+from unbroken_core.vocabulary.checkpoints import MAX_COPIES_TOLD, Key, Peer
+from unbroken_core.vocabulary.errors import InputError, assert_never
 
 logger = logging.getLogger(__name__)
 

@@ -18,9 +18,6 @@ from unbroken.keeper.fetching import Fetcher
 from unbroken.keeper.rarely import Rarely
 from unbroken.keeper.replication import Replication
 from unbroken.keeper.telling import Telling
-from unbroken_core import wire
-from unbroken_core.bounds import MAX_BLOCKS
-from unbroken_core.errors import InputError, WireError, assert_never
 from unbroken_core.pod.memory_messages import (
     KEEPER_SOCKET,
     MAX_MEASURED_S,
@@ -44,6 +41,9 @@ from unbroken_core.pod.memory_messages import (
     Written,
 )
 from unbroken_core.pod.memory_slots import CONTENT_OFFSET, NUM_SLOTS, slot_name
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.bounds import MAX_BLOCKS
+from unbroken_core.vocabulary.errors import InputError, WireError, assert_never
 
 logger = logging.getLogger(__name__)
 

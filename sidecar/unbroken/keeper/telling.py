@@ -12,11 +12,21 @@ from pathlib import Path
 from unbroken.keeper.arena import COPIES, Arena, SealedSlot
 from unbroken.keeper.copies import owners_of
 from unbroken.keeper.digests import open_slot, read_digests
-from unbroken_core import wire
-from unbroken_core.checkpoints import MAX_COPIES_TOLD, MAX_LOADS, Copy, Held, Holding, Key, Load, LoadSource, OnDisk
-from unbroken_core.errors import WireError
 from unbroken_core.pod.memory_slots import Head, digests_name
-from unbroken_core.settings import MAX_RANKS_PER_POD
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.settings import MAX_RANKS_PER_POD
+from unbroken_core.vocabulary.checkpoints import (
+    MAX_COPIES_TOLD,
+    MAX_LOADS,
+    Copy,
+    Held,
+    Holding,
+    Key,
+    Load,
+    LoadSource,
+    OnDisk,
+)
+from unbroken_core.vocabulary.errors import WireError
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import sys
 from unbroken.launch.config import read_config
 from unbroken.launch.launcher import Launcher
 from unbroken_core.conventions.printable import printable
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 
 def main() -> int:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unbroken.launch.python_command import modules_in
-from unbroken_core.errors import InputError
-from unbroken_core.settings import MAX_RANKS_PER_POD
+from unbroken_core.protocol.settings import MAX_RANKS_PER_POD
+from unbroken_core.vocabulary.errors import InputError
 
 DEFAULT_GRACE_S = 5.0
 DEFAULT_AGENT_TIMEOUT_S = 60.0

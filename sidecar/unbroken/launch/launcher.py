@@ -17,8 +17,8 @@ from unbroken.launch.output import Console, Stream, complain
 from unbroken.launch.process_tree import adopt_orphans
 from unbroken.launch.watch_process import WatchProcess
 from unbroken.launch.workers import Workers
-from unbroken_core.errors import assert_never
 from unbroken_core.pod.pod_messages import DumpStack, End, Inspect, Processes, Shutdown, Spawn, ToLauncher
+from unbroken_core.vocabulary.errors import assert_never
 
 _LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)

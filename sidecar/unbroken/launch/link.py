@@ -5,10 +5,10 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from unbroken_core import wire
-from unbroken_core.errors import WireError
-from unbroken_core.messages import PROTOCOL
 from unbroken_core.pod.pod_messages import Attach, Processes, ToLauncher
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import PROTOCOL
+from unbroken_core.vocabulary.errors import WireError
 
 _FIRST_RETRY_S = 0.01
 _LAST_RETRY_S = 0.5

@@ -14,7 +14,6 @@ from unbroken.memory.pacing import may_replace
 from unbroken.memory.place import WorkerInfo
 from unbroken.memory.shard import Shard
 from unbroken.memory.slots import Author, Populating, Slot, SlotChangedError, fits, needed_bytes
-from unbroken_core.checkpoints import Load, LoadSource, OnDisk
 from unbroken_core.pod.memory_messages import (
     Done,
     Fetched,
@@ -32,6 +31,7 @@ from unbroken_core.pod.memory_messages import (
     Written,
 )
 from unbroken_core.pod.memory_slots import Head, Moment, SlotState
+from unbroken_core.vocabulary.checkpoints import Load, LoadSource, OnDisk
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from unbroken.memory.place import WorkerInfo, read_every, read_place
 from unbroken.memory.restoring import Restoration, apply
 from unbroken.memory.shard import ShardReader
 from unbroken.standstill import standstill
-from unbroken_core.checkpoints import Load, LoadSource
+from unbroken_core.vocabulary.checkpoints import Load, LoadSource
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from unbroken_core.checkpoints import Restore
 from unbroken_core.pod.memory_slots import Moment
+from unbroken_core.vocabulary.checkpoints import Restore
 
 MAX_CANDIDATES = 32
 

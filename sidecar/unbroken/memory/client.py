@@ -7,8 +7,6 @@ import time
 from pathlib import Path
 from typing import TypeVar
 
-from unbroken_core import wire
-from unbroken_core.errors import WireError
 from unbroken_core.pod.memory_messages import (
     KEEPER_SOCKET,
     MAX_LINE_BYTES,
@@ -18,6 +16,8 @@ from unbroken_core.pod.memory_messages import (
     ToKeeper,
     Written,
 )
+from unbroken_core.protocol import wire
+from unbroken_core.vocabulary.errors import WireError
 
 logger = logging.getLogger(__name__)
 

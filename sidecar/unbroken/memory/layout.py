@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from unbroken_core.errors import WireError
 from unbroken_core.pod.memory_slots import DIGEST_BYTES
+from unbroken_core.vocabulary.errors import WireError
 
 MAX_LAYOUT_BYTES = 256 << 20
 _ALIGNMENT = 64

@@ -8,9 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from unbroken import restored_to
-from unbroken_core import wire
-from unbroken_core.checkpoints import Restore
-from unbroken_core.errors import WireError
+from unbroken_core.protocol import wire
+from unbroken_core.vocabulary.checkpoints import Restore
+from unbroken_core.vocabulary.errors import WireError
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from unbroken.memory.arena import WorkerSlots
 from unbroken.memory.choosing import ReadableCheckpoint
 from unbroken.memory.sources import Source, UnreadableError, blocks_of, open_source
-from unbroken_core.checkpoints import Peer, Restore
 from unbroken_core.pod.memory_messages import MAX_RUNS, Fetched, FetchShard, FoundSlot
 from unbroken_core.pod.memory_slots import Moment
+from unbroken_core.vocabulary.checkpoints import Peer, Restore
 
 logger = logging.getLogger(__name__)
 

@@ -26,9 +26,9 @@ from unbroken.memory.reading import Contents, missing
 from unbroken.memory.remote import Holders, Remote
 from unbroken.memory.shard import is_stateful, state_dicts
 from unbroken.memory.sources import Source, UnreadableError, open_source
-from unbroken_core.checkpoints import MAX_CANDIDATES, Load, LoadSource, Restore
 from unbroken_core.pod.memory_messages import Found, FoundSlot
 from unbroken_core.pod.memory_slots import Moment
+from unbroken_core.vocabulary.checkpoints import MAX_CANDIDATES, Load, LoadSource, Restore
 
 logger = logging.getLogger(__name__)
 

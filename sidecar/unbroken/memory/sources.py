@@ -16,7 +16,6 @@ import torch
 from unbroken.keeper.digests import read_digests
 from unbroken.memory.checksums import wrong_blocks
 from unbroken.memory.layout import Entry, Layout, read_layout
-from unbroken_core.errors import WireError
 from unbroken_core.pod.memory_messages import FoundSlot
 from unbroken_core.pod.memory_slots import (
     BLOCK_BYTES,
@@ -26,6 +25,7 @@ from unbroken_core.pod.memory_slots import (
     digests_name,
     read_head,
 )
+from unbroken_core.vocabulary.errors import WireError
 
 
 class UnreadableError(Exception):

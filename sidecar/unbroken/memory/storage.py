@@ -13,7 +13,7 @@ from unbroken.memory.arena import Saved, Skipped, arena_of
 from unbroken.memory.place import read_place
 from unbroken.memory.restoring import Chosen, Restoration
 from unbroken.memory.shard import shard_of_plan
-from unbroken_core.checkpoints import LoadSource
+from unbroken_core.vocabulary.checkpoints import LoadSource
 
 
 class Writer(StorageWriter):

@@ -3,7 +3,7 @@
 import ipaddress
 import socket
 
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 
 def split_address(name: str, text: str) -> tuple[str, int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from unbroken_core.conventions.tls import client_context
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 GRACE_S = 300.0
 """How long a replaced authority stays trusted: kubelets update the pods' files up to two minutes apart."""

@@ -6,7 +6,7 @@ from asyncio import sslproto
 from pathlib import Path
 
 from unbroken_core.conventions.tls import server_context
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 logger = logging.getLogger(__name__)
 

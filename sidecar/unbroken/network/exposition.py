@@ -11,7 +11,7 @@ from unbroken.network.addresses import listen
 from unbroken.network.connections import LIMITS_OF_SCRAPES, Connections, GuardedSite, http_runner
 from unbroken.network.refusals import Refusals
 from unbroken_core.conventions.printable import printable_lines
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
 
 from unbroken.network.refusals import Refusal
-from unbroken_core.errors import WireError
+from unbroken_core.vocabulary.errors import WireError
 
 
 class MessageRefused(WireError):

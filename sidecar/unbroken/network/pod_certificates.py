@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from unbroken.network.pod_names import uri_of
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 MAX_REQUEST_CHARACTERS = 4096
 MAX_CERTIFICATE_CHARACTERS = 16_384

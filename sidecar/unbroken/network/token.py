@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from unbroken_core.conventions.tokens import MAX_CHARACTERS, Kind, checked_secret, claim_of, derive_token
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from unbroken_core.errors import UnbrokenError
+from unbroken_core.vocabulary.errors import UnbrokenError
 
 PACKAGE = "nvidia_resiliency_ext"
 _INPROCESS = f"{PACKAGE}.inprocess"

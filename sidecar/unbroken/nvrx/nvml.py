@@ -8,7 +8,7 @@ from typing import Any
 
 from unbroken.watch.errors import NotCheckedError
 from unbroken.watch.nvml import LIBRARY, MAX_LINKS, CallError, Library
-from unbroken_core.errors import UnbrokenError
+from unbroken_core.vocabulary.errors import UnbrokenError
 
 RECOVERY_ACTIONS = {
     1: "the GPU needs a reset",

@@ -25,7 +25,7 @@ from unbroken.rendezvous.server import Server
 from unbroken.rendezvous.service import Service
 from unbroken_core.conventions.printable import printable
 from unbroken_core.coordinator.coordinator import Coordinator
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 logger = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from unbroken.network.addresses import split_address
-from unbroken_core.errors import InputError, WireError
-from unbroken_core.messages import Earlier
-from unbroken_core.settings import JobSettings
-from unbroken_core.wire import decode, settings_from_json
+from unbroken_core.protocol.messages import Earlier
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.protocol.wire import decode, settings_from_json
+from unbroken_core.vocabulary.errors import InputError, WireError
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from unbroken.network.refusals import Refusal, Refusals
 from unbroken.network.refused_metric import refused_metric
 from unbroken.rendezvous.service import Service
 from unbroken_core.coordinator.coordinator import Coordinator
-from unbroken_core.findings import STRAGGLERS, Verdict
-from unbroken_core.messages import JobStatus, PodStatus, TimeSpent
-from unbroken_core.reasons import Cause, JobPhase, Phase, Role, Rung, Spent, WorkerPhase
+from unbroken_core.protocol.messages import JobStatus, PodStatus, TimeSpent
+from unbroken_core.protocol.settings import JobSettings
 from unbroken_core.recovery.account import ratios
 from unbroken_core.recovery.history import History
-from unbroken_core.settings import JobSettings
+from unbroken_core.vocabulary.findings import STRAGGLERS, Verdict
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Phase, Role, Rung, Spent, WorkerPhase
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 MAX_DOMAINS = 64

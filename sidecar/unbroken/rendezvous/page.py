@@ -7,9 +7,9 @@ from typing import Any
 from aiohttp import web
 
 from unbroken.rendezvous.service import Service
-from unbroken_core import wire
 from unbroken_core.conventions.page_headers import PAGE_HEADERS
-from unbroken_core.messages import JobStatus
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import JobStatus
 
 MAX_VIEWERS = 32
 """Status requests that may wait at the same time."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from unbroken.rendezvous.tree_drawing import svg_picture
 from unbroken_core.conventions.printable import printable
-from unbroken_core.messages import JobStatus
+from unbroken_core.protocol.messages import JobStatus
 from unbroken_core.ranks.tree import RankTree, picture
 from unbroken_core.ranks.worlds import shown_name
 

@@ -8,8 +8,8 @@ import logging
 import os
 from pathlib import Path
 
-from unbroken_core.messages import Earlier
-from unbroken_core.reasons import Rung
+from unbroken_core.protocol.messages import Earlier
+from unbroken_core.vocabulary.reasons import Rung
 
 logger = logging.getLogger(__name__)
 

@@ -18,10 +18,9 @@ from unbroken.rendezvous.page import Page
 from unbroken.rendezvous.pictures import NoPictureError, tree_drawing, tree_text
 from unbroken.rendezvous.service import Service
 from unbroken.rendezvous.vouching import Vouching
-from unbroken_core import wire
 from unbroken_core.conventions.tokens import Kind
-from unbroken_core.errors import WireError
-from unbroken_core.messages import (
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import (
     CAN_HALT,
     FEATURES_HEADER,
     AgentMessage,
@@ -34,6 +33,7 @@ from unbroken_core.messages import (
     Report,
 )
 from unbroken_core.ranks.tree import RankTree
+from unbroken_core.vocabulary.errors import WireError
 
 MAX_AGENT_MESSAGE_BYTES = 1 << 20
 """A Report of 64 workers, each with a fault of 2,000 characters and a stack, is 0.3 MB."""

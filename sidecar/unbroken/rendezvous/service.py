@@ -10,7 +10,6 @@ from datetime import datetime, timezone
 
 from unbroken.network.peer import FrameWriter, text_frame
 from unbroken.network.refusals import Refusal, Refusals
-from unbroken_core import wire
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.events import (
     AgentDisconnected,
@@ -22,8 +21,8 @@ from unbroken_core.coordinator.events import (
     Send,
     Tick,
 )
-from unbroken_core.errors import assert_never
-from unbroken_core.messages import (
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import (
     Certificate,
     Heartbeat,
     Hello,
@@ -35,9 +34,10 @@ from unbroken_core.messages import (
     Report,
     Welcome,
 )
+from unbroken_core.protocol.settings import JobSettings
 from unbroken_core.ranks.tree import RankTree
-from unbroken_core.reasons import JobPhase
-from unbroken_core.settings import JobSettings
+from unbroken_core.vocabulary.errors import assert_never
+from unbroken_core.vocabulary.reasons import JobPhase
 
 logger = logging.getLogger(__name__)
 

@@ -23,11 +23,11 @@ from unbroken.network.refusals import Refusals
 from unbroken.network.token_guard import TokenGuard
 from unbroken.rendezvous.__main__ import listen_on, make_verifier, raise_descriptor_limit, serve
 from unbroken.rendezvous.config import RendezvousConfig, read_config
-from unbroken_core import wire
 from unbroken_core.conventions.printable import printable
 from unbroken_core.conventions.tokens import Kind
-from unbroken_core.errors import InputError, WireError
-from unbroken_core.messages import Earlier
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import Earlier
+from unbroken_core.vocabulary.errors import InputError, WireError
 
 logger = logging.getLogger(__name__)
 

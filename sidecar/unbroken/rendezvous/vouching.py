@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from unbroken.network.token import Verifier
-from unbroken_core.errors import InputError
-from unbroken_core.messages import Certificate
+from unbroken_core.protocol.messages import Certificate
+from unbroken_core.vocabulary.errors import InputError
 
 if TYPE_CHECKING:
     from unbroken.network.pod_certificates import PodAuthority

@@ -23,7 +23,7 @@ from unbroken.network.token_guard import TokenGuard
 from unbroken.rounds.restored_state import KnownRounds, KnownRoundsFile, read_known_rounds
 from unbroken.rounds.server import Rounds
 from unbroken_core.conventions.printable import printable
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 logger = logging.getLogger(__name__)
 

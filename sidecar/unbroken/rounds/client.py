@@ -25,10 +25,10 @@ import aiohttp
 
 from unbroken.network.authority import AuthorityFile
 from unbroken.network.socket_options import give_up_silent_peer
-from unbroken_core import wire
 from unbroken_core.conventions.tokens import checked_secret
-from unbroken_core.errors import InputError, WireError
+from unbroken_core.protocol import wire
 from unbroken_core.torchrun_rounds.messages import NodeReport, Rejected, Stage, Standing, ToNode
+from unbroken_core.vocabulary.errors import InputError, WireError
 
 logger = logging.getLogger(__name__)
 

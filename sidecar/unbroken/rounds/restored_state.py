@@ -8,8 +8,8 @@ import logging
 import os
 from pathlib import Path
 
-from unbroken_core.errors import InputError
 from unbroken_core.torchrun_rounds.messages import MAX_NODES
+from unbroken_core.vocabulary.errors import InputError
 
 logger = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from unbroken.network.peer import FrameWriter, text_frame
 from unbroken.network.refusals import Refusal, Refusals
 from unbroken.network.socket_options import Transport, give_up_silent_peer
 from unbroken.rounds.restored_state import KnownRounds
-from unbroken_core import wire
-from unbroken_core.errors import WireError, assert_never
+from unbroken_core.protocol import wire
 from unbroken_core.torchrun_rounds.messages import NodeReport
 from unbroken_core.torchrun_rounds.rounds import Action, Disconnect, Note, RunRounds, SendToNode
+from unbroken_core.vocabulary.errors import WireError, assert_never
 
 logger = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ import ssl
 
 import aiohttp
 
-from unbroken_core import wire
-from unbroken_core.errors import WireError
-from unbroken_core.messages import JobStatus, Observation
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import JobStatus, Observation
+from unbroken_core.vocabulary.errors import WireError
 
 _TIMEOUT = aiohttp.ClientTimeout(total=40.0)
 

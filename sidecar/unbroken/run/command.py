@@ -14,7 +14,7 @@ from unbroken.run.memory_folder import memory_folder
 from unbroken.run.options import STDIN, RunOptions, read_options
 from unbroken.run.supervisor import Supervisor
 from unbroken_core.conventions.printable import printable
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 _MAX_FOLDER_CHARACTERS = 70
 _MAX_SCRIPT_BYTES = 1 << 20

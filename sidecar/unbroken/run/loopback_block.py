@@ -7,7 +7,7 @@ import random
 import socket
 import sys
 
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 
 class LoopbackBlock:

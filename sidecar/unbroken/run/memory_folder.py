@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from unbroken.folders import lock_folder, sweep
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 TMPFS = Path("/dev/shm")
 _UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}

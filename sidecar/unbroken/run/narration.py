@@ -2,9 +2,9 @@
 
 import re
 
-from unbroken_core.messages import JobStatus, Recovery
-from unbroken_core.plurals import counted
-from unbroken_core.reasons import Cause, JobPhase
+from unbroken_core.protocol.messages import JobStatus, Recovery
+from unbroken_core.vocabulary.plurals import counted
+from unbroken_core.vocabulary.reasons import Cause, JobPhase
 
 _WAITING = (JobPhase.FORMING, JobPhase.INTERRUPTED, JobPhase.ENDING)
 _FIRST_WORD_S = 1.0

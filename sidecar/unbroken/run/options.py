@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from unbroken.run.memory_folder import read_size
-from unbroken_core.errors import InputError
-from unbroken_core.layers import Layer
-from unbroken_core.plurals import counted
-from unbroken_core.reasons import Rung
-from unbroken_core.settings import DEFAULT_RUNGS, HealthMode, JobSettings, RungBudget, StragglerMode, Timeouts
+from unbroken_core.protocol.settings import DEFAULT_RUNGS, HealthMode, JobSettings, RungBudget, StragglerMode, Timeouts
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.plurals import counted
+from unbroken_core.vocabulary.reasons import Rung
 
 MAX_LOCAL_PODS = 250
 STDIN = "-"

@@ -9,10 +9,10 @@ from pathlib import Path
 from unbroken.run.certificates import CertificateFiles
 from unbroken.run.children import Child
 from unbroken.run.options import RunOptions
-from unbroken_core.messages import PodObservation
-from unbroken_core.reasons import Role
-from unbroken_core.settings import HealthMode
-from unbroken_core.wire import settings_to_json
+from unbroken_core.protocol.messages import PodObservation
+from unbroken_core.protocol.settings import HealthMode
+from unbroken_core.protocol.wire import settings_to_json
+from unbroken_core.vocabulary.reasons import Role
 
 RENDEZVOUS_PORT = 29600
 METRICS_PORT = 29601

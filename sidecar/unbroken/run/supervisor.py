@@ -22,10 +22,10 @@ from unbroken.run.pods import Pod, make_recipes
 from unbroken_core.conventions.printable import printable
 from unbroken_core.conventions.tls import client_context
 from unbroken_core.conventions.tokens import Kind, derive_token
-from unbroken_core.messages import JobStatus, Observation
-from unbroken_core.plurals import counted
 from unbroken_core.pod.liveness import ending_limit_s
-from unbroken_core.reasons import JobPhase, Role
+from unbroken_core.protocol.messages import JobStatus, Observation
+from unbroken_core.vocabulary.plurals import counted
+from unbroken_core.vocabulary.reasons import JobPhase, Role
 
 _RETRY_S = 0.1
 _BAD_INPUT = 2

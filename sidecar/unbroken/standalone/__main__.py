@@ -18,9 +18,9 @@ from unbroken.network.addresses import listen_at
 from unbroken.standalone.host import MEMORY, Host
 from unbroken.standalone.messages import ASSIGNMENT_NAME, CONFIG_NAME, PodAssignment, StandaloneConfig
 from unbroken.standalone.root import Root, bind
-from unbroken_core import wire
 from unbroken_core.conventions.printable import printable_lines
-from unbroken_core.errors import UnbrokenError
+from unbroken_core.protocol import wire
+from unbroken_core.vocabulary.errors import UnbrokenError
 
 logger = logging.getLogger(__name__)
 

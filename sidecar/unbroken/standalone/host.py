@@ -42,8 +42,8 @@ from unbroken.standalone.messages import (
 from unbroken.standalone.root_search import RootSearch
 from unbroken.standalone.worker_watch import WorkerWatch
 from unbroken.tasks import Tasks
-from unbroken_core import wire
-from unbroken_core.errors import InputError, WireError
+from unbroken_core.protocol import wire
+from unbroken_core.vocabulary.errors import InputError, WireError
 
 logger = logging.getLogger(__name__)
 

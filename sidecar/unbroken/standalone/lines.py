@@ -4,8 +4,8 @@ import asyncio
 from typing import Any
 
 from unbroken.standalone.messages import MAX_LINE_BYTES
-from unbroken_core import wire
-from unbroken_core.errors import WireError
+from unbroken_core.protocol import wire
+from unbroken_core.vocabulary.errors import WireError
 
 
 async def read_message(reader: asyncio.StreamReader, expected: Any, timeout_s: float | None = None) -> Any:

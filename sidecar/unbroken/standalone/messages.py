@@ -3,7 +3,7 @@
     worker <-> host   Unix stream socket `workers.sock` in the host's folder; open until the wrapped call is over
     host   <-> root   TCP; open until the root has sent the pod assignments
 
-One JSON message a line, in `unbroken_core.wire` form.
+One JSON message a line, in `unbroken_core.protocol.wire` form.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import hmac
 from dataclasses import dataclass
 from typing import Union
 
-from unbroken_core.settings import JobSettings, Timeouts
+from unbroken_core.protocol.settings import JobSettings, Timeouts
 
 MAX_LINE_BYTES = 1 << 20
 SOCKET_NAME = "workers.sock"

@@ -41,10 +41,10 @@ from unbroken.standalone.messages import (
 from unbroken.tasks import Tasks
 from unbroken_core.conventions.tokens import Kind, derive_token
 from unbroken_core.coordinator.coordinator import Coordinator
-from unbroken_core.errors import InputError, WireError
-from unbroken_core.plurals import counted
-from unbroken_core.reasons import JobPhase, Rung
-from unbroken_core.settings import JobSettings, RungBudget, StragglerMode
+from unbroken_core.protocol.settings import JobSettings, RungBudget, StragglerMode
+from unbroken_core.vocabulary.errors import InputError, WireError
+from unbroken_core.vocabulary.plurals import counted
+from unbroken_core.vocabulary.reasons import JobPhase, Rung
 
 logger = logging.getLogger(__name__)
 

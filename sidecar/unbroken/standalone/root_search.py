@@ -21,7 +21,7 @@ from unbroken.standalone.messages import (
     Waiting,
     prove,
 )
-from unbroken_core.errors import WireError
+from unbroken_core.vocabulary.errors import WireError
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,6 @@ from unbroken.launch.exit_status import exit_status
 from unbroken.launch.stack_dump import request_stack
 from unbroken.standalone.lines import read_message, write_message
 from unbroken.tasks import Tasks
-from unbroken_core.errors import WireError, assert_never
-from unbroken_core.messages import PROTOCOL
 from unbroken_core.pod.pod_messages import (
     UNKNOWN_EXIT,
     Attach,
@@ -31,6 +29,8 @@ from unbroken_core.pod.pod_messages import (
     ToLauncher,
 )
 from unbroken_core.pod.stacks import stack_path
+from unbroken_core.protocol.messages import PROTOCOL
+from unbroken_core.vocabulary.errors import WireError, assert_never
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from unbroken.folders import kept_secret
 from unbroken.network.token import read_token
 from unbroken.standalone.messages import make_key
 from unbroken_core.conventions.tokens import checked_secret, read_shared_secret
-from unbroken_core.errors import InputError
 from unbroken_core.torchrun_rounds.messages import Limits
+from unbroken_core.vocabulary.errors import InputError
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from unbroken.launch.process_tree import die_with
 from unbroken.logs import read_level, start_log
 from unbroken.watch.config import read_config
 from unbroken.watch.watch import Watch
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from unbroken.watch.checks.probe import Probe, read_probes
 from unbroken.watch.checks.storage import MAX_PATHS
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 
 @dataclass(frozen=True)

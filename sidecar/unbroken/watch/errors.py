@@ -1,6 +1,6 @@
 """Why nothing can be said of a thing."""
 
-from unbroken_core.errors import UnbrokenError
+from unbroken_core.vocabulary.errors import UnbrokenError
 
 
 class NotCheckedError(UnbrokenError):

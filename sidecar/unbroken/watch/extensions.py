@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from unbroken.watch.checks.check import Check, not_checked
 from unbroken.watch.checks.probe import is_free
-from unbroken_core.findings import Finding
+from unbroken_core.vocabulary.findings import Finding
 
 GROUP = "unbroken.health"
 MAX_EXTENSIONS = 8

@@ -11,7 +11,7 @@ from typing import Any
 
 from unbroken.watch.checks.check import Check, not_checked
 from unbroken.watch.errors import NotCheckedError
-from unbroken_core.findings import Finding
+from unbroken_core.vocabulary.findings import Finding
 
 logger = logging.getLogger(__name__)
 

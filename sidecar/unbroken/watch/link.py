@@ -4,10 +4,10 @@ import os
 import socket
 from pathlib import Path
 
-from unbroken_core import wire
-from unbroken_core.findings import Health
-from unbroken_core.messages import PROTOCOL
 from unbroken_core.pod.pod_messages import Attach
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import PROTOCOL
+from unbroken_core.vocabulary.findings import Health
 
 _FIRST_RETRY_S = 0.2
 _LAST_RETRY_S = 5.0

@@ -23,7 +23,7 @@ from unbroken.watch.files import Files
 from unbroken.watch.gpus import EventListener, GpuReader, adapters_bus_ids
 from unbroken.watch.lane import Lane
 from unbroken.watch.link import WatchLink
-from unbroken_core.findings import Finding, Health, Verdict, bounded, is_news
+from unbroken_core.vocabulary.findings import Finding, Health, Verdict, bounded, is_news
 
 PATIENCE_S = 30.0
 """A check that has not come back after this long is one that tells nothing."""

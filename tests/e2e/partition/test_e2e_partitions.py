@@ -9,7 +9,7 @@ from tests.integration.partition.partition_checks import assert_replaced, pids
 from tests.integration.partition.partition_job import Job
 from tests.integration.partition.partition_network import Network
 
-from unbroken_core.reasons import Cause, JobPhase
+from unbroken_core.vocabulary.reasons import Cause, JobPhase
 
 Start = Callable[..., Job]
 SERVICE = "198.51.100.251"

@@ -21,7 +21,7 @@ from tests.clusters import kubeconfig_of
 from tests.unit.unbroken_operator.operator_world import a_job
 from tests.waiting import wait_until
 
-from unbroken_core.reasons import Role
+from unbroken_core.vocabulary.reasons import Role
 from unbroken_operator.decisions.admission import ValidSpec, admit
 from unbroken_operator.decisions.objects.manifests import rendezvous_pod, secret, service, tokens_secret
 from unbroken_operator.decisions.objects.network_policy import keepers_policy, network_policy

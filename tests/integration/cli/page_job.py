@@ -14,10 +14,19 @@ from typing import Any
 
 import aiohttp
 
-from unbroken_core import wire
-from unbroken_core.messages import PROTOCOL, Fault, Hello, Interrupt, Plan, RendezvousMessage, Report, WorkerState
-from unbroken_core.reasons import Cause, WorkerPhase
-from unbroken_core.settings import JobSettings
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import (
+    PROTOCOL,
+    Fault,
+    Hello,
+    Interrupt,
+    Plan,
+    RendezvousMessage,
+    Report,
+    WorkerState,
+)
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.vocabulary.reasons import Cause, WorkerPhase
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 _RETRY_S = 0.05

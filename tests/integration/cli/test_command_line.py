@@ -18,8 +18,8 @@ from tests.waiting import eventually
 
 from unbroken_cli.errors import CommandError
 from unbroken_cli.page_proxy.upstream import API_PORT, ClusterRendezvous, PortForward
-from unbroken_core.messages import PROTOCOL, JobStatus, PodStatus, Recovery
-from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
+from unbroken_core.protocol.messages import PROTOCOL, JobStatus, PodStatus, Recovery
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
 
 
 def ask(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

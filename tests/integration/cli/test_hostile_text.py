@@ -24,12 +24,12 @@ from unbroken.run.loopback_block import LoopbackBlock
 from unbroken_cli.commands.framework import complain, run
 from unbroken_cli.errors import CommandError
 from unbroken_cli.page_proxy.upstream import PortForward
-from unbroken_core import wire
-from unbroken_core.layers import Layer
-from unbroken_core.messages import PROTOCOL, Fault
 from unbroken_core.pod.pod_messages import Attach, WorkerReport
-from unbroken_core.reasons import Cause, WorkerPhase
-from unbroken_core.settings import JobSettings
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import PROTOCOL, Fault
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.reasons import Cause, WorkerPhase
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202e\r\nI unbroken.agent: forged \u2028\x00\x7fend"
 SETTINGS = JobSettings("digits", layers=(Layer("rack", "test/rack"), Layer("node", "test/node")))

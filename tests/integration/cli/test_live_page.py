@@ -24,11 +24,11 @@ from tools.browser import Browser, BrowserError, Tab, find_chromium
 
 from unbroken.run.loopback_block import LoopbackBlock
 from unbroken_cli.page_proxy.server import PageAnswer, PageProxy
-from unbroken_core.checkpoints import MemoryStatus
 from unbroken_core.conventions.page_headers import PAGE_HEADERS
-from unbroken_core.layers import Layer
-from unbroken_core.settings import JobSettings, Timeouts
-from unbroken_core.wire import encode
+from unbroken_core.protocol.settings import JobSettings, Timeouts
+from unbroken_core.protocol.wire import encode
+from unbroken_core.vocabulary.checkpoints import MemoryStatus
+from unbroken_core.vocabulary.layers import Layer
 
 MARKUP = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
 SETTINGS = JobSettings(

@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 
 from tests.waiting import wait_until
 
-from unbroken_core import wire
 from unbroken_core.pod import stamps
 from unbroken_core.pod.pod_messages import Attach, Enter, FromWorker, Leave, Release, WorkerReport
-from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
+from unbroken_core.protocol import wire
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, WorkerPhase
 
 from .forked import ZYGOTE, Zygote, request
 

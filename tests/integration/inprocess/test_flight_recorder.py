@@ -15,7 +15,7 @@ from unbroken.inprocess.state import FrozenState, Mode
 from unbroken.inprocess.torch_state import flight_recorder
 from unbroken.inprocess.torch_state.group_states import Groups, read_groups
 from unbroken.inprocess.torch_state.groups import take_groups
-from unbroken_core.messages import GroupState
+from unbroken_core.protocol.messages import GroupState
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from unbroken_core.reasons import Cause
+from unbroken_core.vocabulary.reasons import Cause
 
 from .agent_double import Policy
 from .test_inprocess_faults import start, values

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from unbroken_core.pod import stamps
-from unbroken_core.reasons import Cause, WorkerPhase
+from unbroken_core.vocabulary.reasons import Cause, WorkerPhase
 
 from .agent_double import AgentDouble, Policy
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from unbroken_core.pod.pod_messages import WorkerReport
-from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, WorkerPhase
 
 from .agent_double import AgentDouble, Policy
 

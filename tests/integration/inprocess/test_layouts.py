@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.integrations.matrix import note
 
-from unbroken_core.reasons import Cause, JobPhase
+from unbroken_core.vocabulary.reasons import Cause, JobPhase
 
 from .agent_double import AgentDouble, Policy
 from .forked import MUCH_OF_TORCH

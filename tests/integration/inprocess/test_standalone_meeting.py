@@ -29,7 +29,7 @@ from unbroken.standalone.messages import (
 from unbroken.standalone.root import Root, bind
 from unbroken.standalone.root_search import RootSearch
 from unbroken_core.conventions.tokens import Kind, derive_token
-from unbroken_core.settings import Timeouts
+from unbroken_core.protocol.settings import Timeouts
 
 LIMIT_S = 60.0
 

@@ -27,7 +27,7 @@ from unbroken.inprocess.torch_state import caches, mesh_identity
 from unbroken.inprocess.torch_state.groups import take_groups
 from unbroken.inprocess.torch_state.modes import Modes
 from unbroken.inprocess.torch_state.renewal import RankLayout, TorchState
-from unbroken_core.reasons import Cause
+from unbroken_core.vocabulary.reasons import Cause
 
 from .agent_double import AgentDouble, Policy
 

@@ -15,8 +15,8 @@ from unbroken.keeper.digests import read_digests, read_slot_head
 from unbroken.memory import arena
 from unbroken_core.pod.memory_messages import KEEPER_SOCKET
 from unbroken_core.pod.memory_slots import Head, SlotState, digests_name
-from unbroken_core.settings import JobSettings
-from unbroken_core.wire import settings_to_json
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.protocol.wire import settings_to_json
 
 
 class LivePod:

@@ -16,9 +16,9 @@ from unbroken.keeper.copy_server import CopyServer
 from unbroken.keeper.fetching import Fetcher
 from unbroken.keeper.peer_link import Identity, Link, connect
 from unbroken.network.pod_certificates import PodAuthority, make_pod_key
-from unbroken_core.checkpoints import Peer
 from unbroken_core.pod.memory_messages import Reserved
 from unbroken_core.pod.memory_slots import CONTENT_OFFSET, Head, Moment, Sample, SlotState, pack_head
+from unbroken_core.vocabulary.checkpoints import Peer
 
 JOB = b"j" * 16
 

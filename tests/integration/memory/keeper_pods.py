@@ -19,12 +19,12 @@ from tests.waiting import wait_until
 
 from unbroken.memory import Checkpointer, Saved, arena
 from unbroken.network.pod_certificates import PodAuthority
-from unbroken_core import wire
-from unbroken_core.checkpoints import Candidate, Held, Peer, Restore
-from unbroken_core.messages import Buddies, Certificate, CertificateRequest
 from unbroken_core.pod.memory_messages import Copying, Holds, OfAgent, ToAgent
-from unbroken_core.settings import JobSettings
-from unbroken_core.wire import settings_to_json
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import Buddies, Certificate, CertificateRequest
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.protocol.wire import settings_to_json
+from unbroken_core.vocabulary.checkpoints import Candidate, Held, Peer, Restore
 
 JOB = "job-uid"
 AUTHORITY = PodAuthority("a job's key of any length", JOB)

@@ -21,11 +21,10 @@ from unbroken.network.refusals import Refusals
 from unbroken.network.token import JobKeyFile, write_private
 from unbroken.rendezvous.server import Server
 from unbroken.rendezvous.service import Service
-from unbroken_core.checkpoints import Held, Peer
 from unbroken_core.conventions.tokens import Kind, derive_token
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.events import Close, Send
-from unbroken_core.messages import (
+from unbroken_core.protocol.messages import (
     Buddies,
     Heartbeat,
     Hello,
@@ -35,8 +34,9 @@ from unbroken_core.messages import (
     Report,
     Welcome,
 )
-from unbroken_core.settings import JobSettings
-from unbroken_core.wire import settings_to_json
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.protocol.wire import settings_to_json
+from unbroken_core.vocabulary.checkpoints import Held, Peer
 
 from .keeper_pods import KeeperPod, assert_is, load, save
 

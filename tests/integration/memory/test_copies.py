@@ -23,10 +23,10 @@ from unbroken.keeper.reading import ReadLock
 from unbroken.keeper.replication import listen
 from unbroken.memory.sources import open_source
 from unbroken.network.pod_certificates import PodAuthority
-from unbroken_core.checkpoints import Load, LoadSource
 from unbroken_core.pod.memory_messages import Fetched, FetchShard, NotFetched
 from unbroken_core.pod.memory_slots import BLOCK_BYTES, CONTENT_OFFSET, Moment, num_blocks, pack_head, voided
 from unbroken_core.pod.replica_messages import Declined, Fetch, Kept, Missing, Offer, Sending, ToOwner, ToReader, Wanted
+from unbroken_core.vocabulary.checkpoints import Load, LoadSource
 
 from .copying import CopyPod, identity, make_pods
 

@@ -11,9 +11,9 @@ from tests.waiting import wait_until
 
 from unbroken.memory import Checkpointer, Saved
 from unbroken.network.pod_certificates import PodAuthority
-from unbroken_core.checkpoints import Key
-from unbroken_core.messages import Buddies
 from unbroken_core.pod.memory_slots import CONTENT_OFFSET
+from unbroken_core.protocol.messages import Buddies
+from unbroken_core.vocabulary.checkpoints import Key
 
 from .keeper_pods import JOB, KeeperPod, assert_is, load, save, state_of, worker_of
 

@@ -22,8 +22,8 @@ from unbroken.memory.background.orders import WriteOrder
 from unbroken.memory.background.writer import DiskWriter
 from unbroken.memory.disk import steps_on_disk
 from unbroken.memory.place import WorkerInfo
-from unbroken_core.checkpoints import OnDisk
 from unbroken_core.pod.memory_messages import Find, Sealed
+from unbroken_core.vocabulary.checkpoints import OnDisk
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 

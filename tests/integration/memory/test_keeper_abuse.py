@@ -17,9 +17,9 @@ from unbroken.keeper.config import KeeperConfig
 from unbroken.keeper.digests import Digests, digest_slot
 from unbroken.memory import Checkpointer
 from unbroken.memory.client import KeeperClient
-from unbroken_core import wire
 from unbroken_core.pod.memory_messages import KEEPER_SOCKET, MAX_LINE_BYTES, Counted, Find, Found, ToAgent
 from unbroken_core.pod.memory_slots import digests_name
+from unbroken_core.protocol import wire
 
 from .conftest import LivePod
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from unbroken_core import wire
-from unbroken_core.checkpoints import Candidate, Restore
 from unbroken_core.pod.memory_slots import BLOCK_BYTES
+from unbroken_core.protocol import wire
+from unbroken_core.vocabulary.checkpoints import Candidate, Restore
 
 from .keeper_pods import KeeperPod
 from .world_of_keepers import STEP, WIDTH

@@ -22,8 +22,8 @@ from aiohttp import web
 from tests.waiting import eventually
 
 from unbroken_core.conventions.tls import server_context
-from unbroken_core.messages import JobStatus, Observation
-from unbroken_core.wire import decode, encode
+from unbroken_core.protocol.messages import JobStatus, Observation
+from unbroken_core.protocol.wire import decode, encode
 from unbroken_operator.adapters.errors import KubeConflict, KubeNotFound, KubeUnavailable
 from unbroken_operator.adapters.kube import Kube, collection_path
 from unbroken_operator.api import layout

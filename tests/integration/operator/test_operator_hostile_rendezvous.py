@@ -13,8 +13,8 @@ import pytest
 from tests.unit.unbroken_operator.operator_world import running_world
 from tests.waiting import eventually
 
-from unbroken_core.messages import JobStatus
-from unbroken_core.wire import encode
+from unbroken_core.protocol.messages import JobStatus
+from unbroken_core.protocol.wire import encode
 from unbroken_operator.adapters import rendezvous_client
 from unbroken_operator.adapters.bounded_answer import BoundedAnswer
 from unbroken_operator.adapters.errors import RendezvousUnreachable, ReportRefused

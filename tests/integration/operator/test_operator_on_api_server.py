@@ -10,8 +10,8 @@ import pytest
 from tests.unit.unbroken_operator.test_operator_template_rules import HARMLESS, HAZARDS
 from tests.waiting import eventually
 
-from unbroken_core.messages import PROTOCOL, JobStatus, PodStatus, Recovery
-from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
+from unbroken_core.protocol.messages import PROTOCOL, JobStatus, PodStatus, Recovery
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
 from unbroken_operator.adapters.errors import KubeNotFound, KubeRefused
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.objects.credentials import identity_of

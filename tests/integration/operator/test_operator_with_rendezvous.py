@@ -13,9 +13,9 @@ import pytest
 from tests.waiting import LIMIT_S, eventually
 
 from unbroken_core.conventions.tokens import Kind, derive_token
-from unbroken_core.messages import Observation, PodObservation
-from unbroken_core.reasons import JobPhase, Role
-from unbroken_core.wire import settings_to_json
+from unbroken_core.protocol.messages import Observation, PodObservation
+from unbroken_core.protocol.wire import settings_to_json
+from unbroken_core.vocabulary.reasons import JobPhase, Role
 from unbroken_operator.adapters import rendezvous_client
 from unbroken_operator.adapters.certificates import make_certificates
 from unbroken_operator.adapters.errors import RendezvousUnreachable

@@ -1,6 +1,6 @@
 """What the tests of partitions ask of a job."""
 
-from unbroken_core.reasons import Cause, Rung
+from unbroken_core.vocabulary.reasons import Cause, Rung
 
 from .partition_job import Job, Save
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from unbroken_core.settings import JobSettings, Timeouts
+from unbroken_core.protocol.settings import JobSettings, Timeouts
 
 from .partition_job import Job
 from .partition_network import Network, missing_ability

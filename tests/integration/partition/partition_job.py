@@ -19,10 +19,10 @@ import psutil
 from tests.waiting import wait_until
 
 from unbroken.agent.adapters.memory_file import read_memory
-from unbroken_core.messages import JobStatus, PodStatus
-from unbroken_core.reasons import JobPhase, Role, WorkerPhase
-from unbroken_core.settings import JobSettings
-from unbroken_core.wire import decode, settings_to_json
+from unbroken_core.protocol.messages import JobStatus, PodStatus
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.protocol.wire import decode, settings_to_json
+from unbroken_core.vocabulary.reasons import JobPhase, Role, WorkerPhase
 
 from .partition_network import Network
 

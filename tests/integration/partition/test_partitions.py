@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from unbroken_core.reasons import Cause, JobPhase, Reason
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason
 
 from .partition_checks import assert_replaced, pids
 from .partition_job import Job

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from unbroken_core.messages import JobStatus
-from unbroken_core.reasons import Cause, JobPhase
+from unbroken_core.protocol.messages import JobStatus
+from unbroken_core.vocabulary.reasons import Cause, JobPhase
 
 from .partition_job import Job
 

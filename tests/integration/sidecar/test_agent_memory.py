@@ -13,10 +13,10 @@ from aiohttp import web
 
 from unbroken.agent.adapters.memory_file import MemoryFile
 from unbroken.agent.decisions.events import AgentMemory
-from unbroken_core import wire
-from unbroken_core.messages import PROTOCOL, Hello, Plan, RankPlan, Welcome
-from unbroken_core.reasons import RankReason, Role
-from unbroken_core.settings import JobSettings
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import PROTOCOL, Hello, Plan, RankPlan, Welcome
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.vocabulary.reasons import RankReason, Role
 
 LIMIT_S = 90.0
 PLAN = Plan(3, 8, Role.ACTIVE, 1, "127.0.0.1", 5000, (RankPlan(0, 0, RankReason.FIRST),))

@@ -17,10 +17,10 @@ from tests.waiting import eventually
 
 from unbroken.agent.adapters.local_server import LocalServer
 from unbroken.agent.decisions.events import Event, WorkerAttached, WorkerReported
-from unbroken_core import wire
-from unbroken_core.messages import PROTOCOL
 from unbroken_core.pod.pod_messages import Attach, WorkerReport
-from unbroken_core.reasons import WorkerPhase
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import PROTOCOL
+from unbroken_core.vocabulary.reasons import WorkerPhase
 
 Start = Callable[..., Any]
 LIMIT_S = 60.0

@@ -21,9 +21,9 @@ from unbroken.network.exposition import serve_exposition_on
 from unbroken.network.refusals import Refusal, Refusals
 from unbroken.run.certificates import write_certificates
 from unbroken.run.loopback_block import LoopbackBlock
-from unbroken_core import wire
 from unbroken_core.conventions.tls import client_context, server_name
-from unbroken_core.settings import JobSettings
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.settings import JobSettings
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 NUM_DESCRIPTORS = 256

@@ -27,11 +27,11 @@ from unbroken.rendezvous.server import Server
 from unbroken.rendezvous.service import Service
 from unbroken.run.certificates import CertificateFiles, write_certificates
 from unbroken.run.loopback_block import LoopbackBlock
-from unbroken_core import wire
 from unbroken_core.conventions.tls import client_context
 from unbroken_core.conventions.tokens import Kind, derive_token
 from unbroken_core.coordinator.coordinator import Coordinator
-from unbroken_core.messages import (
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import (
     PROTOCOL,
     Certificate,
     CertificateRequest,
@@ -43,7 +43,7 @@ from unbroken_core.messages import (
     RendezvousMessage,
     Welcome,
 )
-from unbroken_core.settings import JobSettings
+from unbroken_core.protocol.settings import JobSettings
 
 KEY, UID = "k" * 64, "uid-of-the-job"
 SETTINGS = JobSettings("digits", uid=UID, replicas=2)

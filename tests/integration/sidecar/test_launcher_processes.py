@@ -21,9 +21,9 @@ from tests.waiting import wait_until
 from unbroken.launch.config import read_config
 from unbroken.launch.output import Console
 from unbroken.launch.workers import Workers
-from unbroken_core import wire
 from unbroken_core.pod.pod_messages import Attach, DumpStack, End, Processes, ProcessState, Shutdown, Spawn, ToLauncher
 from unbroken_core.pod.stacks import stack_path
+from unbroken_core.protocol import wire
 
 LIMIT_S = 60.0
 

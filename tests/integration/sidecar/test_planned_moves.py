@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from unbroken_core import wire
 from unbroken_core.conventions.tokens import Kind, derive_token
-from unbroken_core.messages import Observation, PodObservation
-from unbroken_core.reasons import Cause
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import Observation, PodObservation
+from unbroken_core.vocabulary.reasons import Cause
 
 WORKLOAD = Path(__file__).with_name("moves_workload.py")
 

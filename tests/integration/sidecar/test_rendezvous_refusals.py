@@ -29,11 +29,20 @@ from unbroken.network.token import TokenFile
 from unbroken.rendezvous.server import Server
 from unbroken.rendezvous.service import Service
 from unbroken.run.loopback_block import LoopbackBlock
-from unbroken_core import wire
 from unbroken_core.coordinator.coordinator import Coordinator
-from unbroken_core.messages import PROTOCOL, Heartbeat, Hello, JobStatus, Plan, RendezvousMessage, Welcome, WorkerState
-from unbroken_core.reasons import WorkerPhase
-from unbroken_core.settings import JobSettings
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import (
+    PROTOCOL,
+    Heartbeat,
+    Hello,
+    JobStatus,
+    Plan,
+    RendezvousMessage,
+    Welcome,
+    WorkerState,
+)
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.vocabulary.reasons import WorkerPhase
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 LIMIT_S = 60.0

@@ -15,11 +15,11 @@ import pytest
 from tests.waiting import LIMIT_S, wait_until
 
 from unbroken.run.loopback_block import LoopbackBlock
-from unbroken_core import wire
 from unbroken_core.conventions.tokens import Kind, derive_token
-from unbroken_core.messages import Earlier, JobStatus
-from unbroken_core.reasons import JobPhase
-from unbroken_core.settings import JobSettings, Timeouts
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import Earlier, JobStatus
+from unbroken_core.protocol.settings import JobSettings, Timeouts
+from unbroken_core.vocabulary.reasons import JobPhase
 
 KEY = "k" * 64
 STARTUP_S = 1.0

@@ -23,10 +23,10 @@ from unbroken.network import addresses, exposition
 from unbroken.standalone import host
 from unbroken.standalone.messages import StandaloneConfig
 from unbroken.standalone.worker_watch import WorkerWatch
-from unbroken_core import wire
-from unbroken_core.messages import PROTOCOL, Heartbeat
 from unbroken_core.pod.pod_messages import Attach, Shutdown
-from unbroken_core.settings import JobSettings, Timeouts
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import PROTOCOL, Heartbeat
+from unbroken_core.protocol.settings import JobSettings, Timeouts
 
 
 def test_agent_that_cannot_write_a_message_connects_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -21,9 +21,9 @@ from unbroken.watch.child import CommandRunner
 from unbroken.watch.gpus import GpuReader
 from unbroken.watch.lane import Lane
 from unbroken.watch.watch import PATIENCE_S, Board
-from unbroken_core import wire
-from unbroken_core.findings import Health, Verdict
 from unbroken_core.pod.pod_messages import Attach
+from unbroken_core.protocol import wire
+from unbroken_core.vocabulary.findings import Health, Verdict
 
 LIMIT_S = 60.0
 

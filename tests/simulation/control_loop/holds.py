@@ -9,9 +9,9 @@ from tests.simulation.control_loop.names import JOBS, LEASES, NODES, PODS
 from tests.simulation.invariants import Violation
 from tests.simulation.pod import Pod
 
-from unbroken_core.messages import Earlier, Observation
-from unbroken_core.reasons import JobPhase, Reason, WorkerPhase
-from unbroken_core.wire import decode
+from unbroken_core.protocol.messages import Earlier, Observation
+from unbroken_core.protocol.wire import decode
+from unbroken_core.vocabulary.reasons import JobPhase, Reason, WorkerPhase
 from unbroken_operator.api import layout
 from unbroken_operator.api.status_models import JobStateWord
 

@@ -10,8 +10,8 @@ from tests.simulation.control_loop.names import JOB, NAMESPACE, RACK
 from tests.simulation.control_loop.strikes import RANDOM_STRIKES, mend_all, strike_of
 from tests.simulation.schedule import FaultPlan, Schedule, make_schedule
 
-from unbroken_core.reasons import Reason
-from unbroken_core.settings import JobSettings
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.vocabulary.reasons import Reason
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.admission import ValidSpec, admit
 

@@ -27,10 +27,10 @@ from tests.simulation.world import OVER, Connection, World
 from unbroken.rendezvous.restored_state import uses_on_clock
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.events import Event, Observed
-from unbroken_core.messages import JobStatus, Observation
+from unbroken_core.protocol.messages import JobStatus, Observation
+from unbroken_core.protocol.wire import settings_from_json
 from unbroken_core.ranks.rules import Rules
-from unbroken_core.reasons import JobPhase, Role
-from unbroken_core.wire import settings_from_json
+from unbroken_core.vocabulary.reasons import JobPhase, Role
 from unbroken_operator.api import layout
 
 MAX_STEPS = 400_000

@@ -11,8 +11,8 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from unbroken_core.messages import Earlier, JobStatus, Observation
-from unbroken_core.wire import decode, encode
+from unbroken_core.protocol.messages import Earlier, JobStatus, Observation
+from unbroken_core.protocol.wire import decode, encode
 from unbroken_operator.adapters.errors import RendezvousUnreachable, ReportRefused
 from unbroken_operator.adapters.rendezvous_client import ANSWER_TIMEOUT_S, POLL_S, RendezvousTarget, SoundReport
 from unbroken_operator.decisions.limits.report import ABSOLUTE, ReportLimits, read_report

@@ -11,7 +11,7 @@ from tests.simulation.control_loop.api_server import ApiError, JsonObject
 from tests.simulation.control_loop.names import JOB, PODS, SECRETS, SERVICES
 from tests.simulation.schedule import FaultPlan
 
-from unbroken_core.messages import Observation
+from unbroken_core.protocol.messages import Observation
 from unbroken_operator.api import layout
 
 if TYPE_CHECKING:

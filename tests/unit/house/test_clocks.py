@@ -62,7 +62,7 @@ def test_the_wall_clock_is_read_for_people_only() -> None:
 
 def test_no_message_between_hosts_carries_an_instant_to_decide_by() -> None:
     """What agents tell are states, numbers and durations; instants are in the status, which only people read."""
-    source = (ROOT / "core/unbroken_core/messages.py").read_text()
+    source = (ROOT / "core/unbroken_core/protocol/messages.py").read_text()
     instants = {
         (cls.name, field.target.id)
         for cls in ast.parse(source).body

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from tools import chart_values, dashboard_looks, dashboards
 
-from unbroken_core.reasons import Rung
+from unbroken_core.vocabulary.reasons import Rung
 
 from .test_alerts import ROOT, metric_names
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from unbroken_core.reasons import Cause, Reason, Word
+from unbroken_core.vocabulary.reasons import Cause, Reason, Word
 from unbroken_operator.api.status_models import ConditionType
 
 ROOT = Path(__file__).parents[3]

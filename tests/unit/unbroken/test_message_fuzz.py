@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.fuzzing.__main__ import ALL, SLOW_S, ByteSource, run_seeds
 from tests.fuzzing.targets import CoordinatorTarget, Target
 
-from unbroken_core.errors import WireError
+from unbroken_core.vocabulary.errors import WireError
 
 MOST_STEPS = 40
 NUM_HEARD, MAX_GROWTH_BYTES = 500, 96 << 10

@@ -16,11 +16,13 @@ from unbroken.agent.decisions.events import AgentMemory
 from unbroken.launch.error_file import MAX_ERROR_CHARACTERS, read_error
 from unbroken.network.token import Caller, JobKeyFile, TokenFile
 from unbroken.rendezvous.restored_state import TermFile
-from unbroken_core import wire
 from unbroken_core.conventions.tokens import Kind, derive_token
-from unbroken_core.errors import InputError, WireError
-from unbroken_core.layers import Layer
-from unbroken_core.messages import (
+from unbroken_core.pod.liveness import ages, find_hangs
+from unbroken_core.pod.pod_messages import Attach, Processes, ProcessState, WorkerReport
+from unbroken_core.pod.stacks import MAX_STACK_BYTES, stack_path
+from unbroken_core.pod.stamps import page_bytes, unpack_slot
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import (
     PROTOCOL,
     AgentMessage,
     Earlier,
@@ -35,12 +37,10 @@ from unbroken_core.messages import (
     Report,
     WorkerState,
 )
-from unbroken_core.pod.liveness import ages, find_hangs
-from unbroken_core.pod.pod_messages import Attach, Processes, ProcessState, WorkerReport
-from unbroken_core.pod.stacks import MAX_STACK_BYTES, stack_path
-from unbroken_core.pod.stamps import page_bytes, unpack_slot
-from unbroken_core.reasons import Cause, RankReason, Role, WorkerPhase
-from unbroken_core.settings import JobSettings, Timeouts
+from unbroken_core.protocol.settings import JobSettings, Timeouts
+from unbroken_core.vocabulary.errors import InputError, WireError
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.reasons import Cause, RankReason, Role, WorkerPhase
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 STATE = WorkerState(0, 1, WorkerPhase.RUNNING, 3, "", 0, Fault(Cause.EXCEPTION, 3, "ValueError: x", 0.5, ("a:1 in f",)))

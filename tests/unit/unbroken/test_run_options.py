@@ -10,10 +10,10 @@ from unbroken.install import install
 from unbroken.run.flags import in_flags
 from unbroken.run.narration import LongWaits, Story, exit_code, narrate
 from unbroken.run.options import read_options
-from unbroken_core.errors import InputError
-from unbroken_core.messages import PROTOCOL, JobStatus, Recovery
-from unbroken_core.reasons import Cause, JobPhase, Reason, Rung
-from unbroken_core.settings import DEFAULT_RUNGS, RungBudget
+from unbroken_core.protocol.messages import PROTOCOL, JobStatus, Recovery
+from unbroken_core.protocol.settings import DEFAULT_RUNGS, RungBudget
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, Rung
 
 
 def test_script_becomes_a_job_of_its_name() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from unbroken.logs import read_level
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 
 def test_level_of_the_log_is_info_or_what_the_environment_names_in_any_case() -> None:

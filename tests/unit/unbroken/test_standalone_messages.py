@@ -26,9 +26,9 @@ from unbroken.standalone.messages import (
     make_key,
     prove,
 )
-from unbroken_core import wire
-from unbroken_core.errors import InputError
-from unbroken_core.settings import JobSettings, Timeouts
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.settings import JobSettings, Timeouts
+from unbroken_core.vocabulary.errors import InputError
 
 PLAIN = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "10.1.2.3", "MASTER_PORT": "30000"}
 SECRET = "a secret that all hosts have"

@@ -9,8 +9,8 @@ from unbroken.rendezvous.service import Service
 from unbroken.rounds.server import Rounds, _Run
 from unbroken.tasks import Tasks
 from unbroken_core.coordinator.coordinator import Coordinator
-from unbroken_core.messages import PROTOCOL, Hello
-from unbroken_core.settings import JobSettings
+from unbroken_core.protocol.messages import PROTOCOL, Hello
+from unbroken_core.protocol.settings import JobSettings
 from unbroken_core.torchrun_rounds.rounds import RunRounds
 
 

@@ -10,7 +10,7 @@ from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Logs
 from unbroken.torchrun_plugin import logs as module
 from unbroken.torchrun_plugin.log_plan import read_streams
 from unbroken.torchrun_plugin.logs import UnbrokenLogsSpecs
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 RUN_ID, COUNT, ERROR_FILE = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE"
 

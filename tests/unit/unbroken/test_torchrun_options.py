@@ -11,8 +11,8 @@ from unbroken.network.token import FixedToken
 from unbroken.rounds.restored_state import KnownRoundsFile, read_known_rounds
 from unbroken.standalone.messages import make_key
 from unbroken.torchrun_plugin.options import RendezvousOptions, read_options
-from unbroken_core.errors import InputError
 from unbroken_core.torchrun_rounds.messages import Limits
+from unbroken_core.vocabulary.errors import InputError
 
 SECRET = "sixteen-letters-"
 

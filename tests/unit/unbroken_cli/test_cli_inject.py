@@ -7,7 +7,7 @@ import pytest
 
 from unbroken_cli.errors import refusal_hint
 from unbroken_cli.injection import KINDS, check_consent, check_state, choose_victim, exec_arguments
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 JsonObject = dict[str, Any]
 

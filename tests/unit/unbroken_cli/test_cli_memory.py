@@ -3,7 +3,7 @@
 import pytest
 
 from unbroken_cli.sources.from_rendezvous import memory_text
-from unbroken_core.checkpoints import MemoryStatus
+from unbroken_core.vocabulary.checkpoints import MemoryStatus
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from unbroken_cli.page_proxy.files import page_files
-from unbroken_core.reasons import Cause, Phase, Rung
+from unbroken_core.vocabulary.reasons import Cause, Phase, Rung
 
 MAX_BYTES = 64 << 10
 SINKS = re.compile(

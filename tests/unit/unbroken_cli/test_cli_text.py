@@ -15,7 +15,7 @@ from unbroken_cli.freshness import why_stale
 from unbroken_cli.job import JobRecord
 from unbroken_cli.sources.from_cluster import job_from_objects
 from unbroken_cli.text import age, faultless_lines, list_lines, status_lines, timeline_lines, why_lines
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 NOW = datetime(2026, 1, 1, 0, 20, tzinfo=timezone.utc)
 

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from unbroken_cli.tree import PodPlace, tree_from_objects, tree_from_status, tree_lines
-from unbroken_core.messages import PROTOCOL, JobStatus, PodStatus
-from unbroken_core.reasons import JobPhase, Reason, Role, WorkerPhase
+from unbroken_core.protocol.messages import PROTOCOL, JobStatus, PodStatus
+from unbroken_core.vocabulary.reasons import JobPhase, Reason, Role, WorkerPhase
 
 JsonObject = dict[str, Any]
 JOB: JsonObject = {

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 from unbroken_local.apiserver import snapshot
 from unbroken_local.apiserver.store import Expired, Store
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 from unbroken_local.inventory import parse_inventory, read_inventory
 from unbroken_local.kube.quantity import parse_quantity
 from unbroken_local.kubelet.images import ImageRule

@@ -8,9 +8,9 @@ import pytest
 import yaml
 from rich.console import Console, RenderableType
 
-from unbroken_core.errors import InputError
-from unbroken_core.messages import JobStatus, PodStatus, Recovery
-from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
+from unbroken_core.protocol.messages import JobStatus, PodStatus, Recovery
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
 from unbroken_local.demo import faults, manifest, render, verdict
 from unbroken_local.demo.faults import FaultKind
 from unbroken_local.demo.processes import Process, find_worker

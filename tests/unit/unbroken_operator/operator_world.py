@@ -5,9 +5,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from unbroken_core.errors import assert_never
-from unbroken_core.messages import PROTOCOL, JobStatus, Observation, PodStatus, Recovery
-from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
+from unbroken_core.protocol.messages import PROTOCOL, JobStatus, Observation, PodStatus, Recovery
+from unbroken_core.vocabulary.errors import assert_never
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import (
     Action,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from unbroken_core.reasons import Cause, JobPhase, Reason, Rung
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, Rung
 
 from .operator_world import CONTAINER, World, a_job, a_node, a_recovery, running_world
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from unbroken_core.layers import Layer
-from unbroken_core.reasons import Rung
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.reasons import Rung
 from unbroken_operator.api.models import Spec
 from unbroken_operator.api.schema import structural_schema
 from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, accepted_facts, admit

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from unbroken_core.reasons import JobPhase
+from unbroken_core.vocabulary.reasons import JobPhase
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.snapshot import MIN_AGENT_RESTARTS, pod_view
 

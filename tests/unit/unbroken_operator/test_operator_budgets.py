@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken_core.messages import JobStatus
-from unbroken_core.reasons import JobPhase
+from unbroken_core.protocol.messages import JobStatus
+from unbroken_core.vocabulary.reasons import JobPhase
 from unbroken_operator.adapters.errors import RendezvousUnreachable
 from unbroken_operator.adapters.poller import Poller
 from unbroken_operator.adapters.rendezvous_client import RendezvousApi, RendezvousTarget, SoundReport

@@ -7,8 +7,8 @@ import celpy
 import pytest
 from celpy.adapter import json_to_cel
 
-from unbroken_core.reasons import Role
-from unbroken_core.settings import COPIES_RULES
+from unbroken_core.protocol.settings import COPIES_RULES
+from unbroken_core.vocabulary.reasons import Role
 from unbroken_operator.api import layout, memory_rules
 from unbroken_operator.api.quantities import is_size, size_bytes, with_bytes
 from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, admit

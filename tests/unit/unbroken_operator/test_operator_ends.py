@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from unbroken_core.messages import Observation
+from unbroken_core.protocol.messages import Observation
 from unbroken_operator.adapters.stores import PodStore
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import PushObservation

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from unbroken_core.reasons import JobPhase
+from unbroken_core.vocabulary.reasons import JobPhase
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.admission import ValidSpec, admit
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from unbroken_core.layers import Layer
-from unbroken_core.settings import JobSettings, RungBudget, Timeouts, violations
+from unbroken_core.protocol.settings import JobSettings, RungBudget, Timeouts, violations
+from unbroken_core.vocabulary.layers import Layer
 from unbroken_operator.api.models import Spec
 from unbroken_operator.api.schema import structural_schema
 

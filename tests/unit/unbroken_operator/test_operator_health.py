@@ -7,12 +7,12 @@ import pytest
 
 from unbroken.watch.checks.probe import BUILT_IN as BUILT_IN_OF_WATCH
 from unbroken.watch.checks.probe import Probe, read_probes
-from unbroken_core.errors import WireError
-from unbroken_core.findings import STRAGGLERS, Finding, Verdict
-from unbroken_core.messages import HealthStatus, PodFinding
-from unbroken_core.reasons import Cause, JobPhase, Role
-from unbroken_core.settings import HealthMode
-from unbroken_core.wire import encode, settings_to_json
+from unbroken_core.protocol.messages import HealthStatus, PodFinding
+from unbroken_core.protocol.settings import HealthMode
+from unbroken_core.protocol.wire import encode, settings_to_json
+from unbroken_core.vocabulary.errors import WireError
+from unbroken_core.vocabulary.findings import STRAGGLERS, Finding, Verdict
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Role
 from unbroken_operator.api.health_models import BUILT_IN
 from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, admit
 from unbroken_operator.decisions.limits.report import read_report, report_limits

@@ -8,13 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.unbroken_core.coordinator.test_coordinator import READY, RUNNING, SETTINGS, Bench
 
-from unbroken_core import wire
-from unbroken_core.bounds import MAX_SECONDS
 from unbroken_core.coordinator.events import AgentReported, Observed
-from unbroken_core.errors import WireError
-from unbroken_core.findings import MAX_FINDINGS, Finding, Health, Verdict
-from unbroken_core.layers import Layer
-from unbroken_core.messages import (
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.bounds import MAX_SECONDS
+from unbroken_core.protocol.messages import (
     AgentMessage,
     Fault,
     JobStatus,
@@ -25,9 +22,12 @@ from unbroken_core.messages import (
     RankPlan,
     Report,
 )
-from unbroken_core.names import MAX_DOMAINS, NAME, plain_domains, plain_name
-from unbroken_core.reasons import Cause, RankReason, Role, WorkerPhase
-from unbroken_core.settings import HealthMode
+from unbroken_core.protocol.settings import HealthMode
+from unbroken_core.vocabulary.errors import WireError
+from unbroken_core.vocabulary.findings import MAX_FINDINGS, Finding, Health, Verdict
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.names import MAX_DOMAINS, NAME, plain_domains, plain_name
+from unbroken_core.vocabulary.reasons import Cause, RankReason, Role, WorkerPhase
 from unbroken_operator.decisions.limits.report import read_report, report_limits
 
 LIMITS = report_limits({"replicas": 2, "spares": {"count": 1}, "ranksPerPod": 2}, 3)

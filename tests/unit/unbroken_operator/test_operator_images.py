@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 from unbroken_operator.config import parse
 from unbroken_operator.decisions.admission import admit, admit_images
 from unbroken_operator.decisions.limits.images import is_allowed

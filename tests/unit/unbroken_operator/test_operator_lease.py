@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 from unbroken_operator.adapters.errors import KubeConflict, KubeNotFound, KubeUnavailable
 from unbroken_operator.adapters.kube import Kube
 from unbroken_operator.adapters.lease import Lease, LeaseName, Sighting, is_free, look

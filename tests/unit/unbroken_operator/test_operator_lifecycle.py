@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from unbroken_core import wire
-from unbroken_core.messages import Earlier
-from unbroken_core.reasons import JobPhase
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import Earlier
+from unbroken_core.vocabulary.reasons import JobPhase
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import CreatePod, DeleteJob, DeletePod, WriteStatus
 from unbroken_operator.decisions.plan import plan

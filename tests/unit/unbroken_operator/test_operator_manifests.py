@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from unbroken_core.reasons import Role
-from unbroken_core.wire import settings_from_json
+from unbroken_core.protocol.wire import settings_from_json
+from unbroken_core.vocabulary.reasons import Role
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.admission import ValidSpec, admit
 from unbroken_operator.decisions.objects.credentials import (

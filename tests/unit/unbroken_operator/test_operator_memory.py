@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from unbroken_core.errors import InputError
-from unbroken_core.messages import JobStatus, RungUse
-from unbroken_core.reasons import Cause, JobPhase, Rung
+from unbroken_core.protocol.messages import JobStatus, RungUse
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Rung
 from unbroken_operator.adapters.listening import Address
 from unbroken_operator.adapters.stores import MAX_HOSTED_JOBS, MAX_PAST_HOSTS, NodeStore, PodStore
 from unbroken_operator.api import layout

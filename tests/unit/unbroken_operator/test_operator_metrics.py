@@ -6,7 +6,7 @@ from typing import Any
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from unbroken_core.reasons import Rung
+from unbroken_core.vocabulary.reasons import Rung
 from unbroken_operator.adapters.metrics import OperatorMetrics
 
 Jobs = list[tuple[str, str, Mapping[str, Any]]]

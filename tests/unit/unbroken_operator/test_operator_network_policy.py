@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 from unbroken_operator.adapters.errors import KubeConflict, KubeError, KubeNotServed, KubeRefused, KubeUnavailable
 from unbroken_operator.config import parse
 from unbroken_operator.decisions.actions import CreateNetworkPolicy, CreatePod

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from unbroken_core.messages import PodStatus
-from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
+from unbroken_core.protocol.messages import PodStatus
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, WorkerPhase
 from unbroken_operator.api import layout
 from unbroken_operator.api.recovery_models import NodeSignals
 from unbroken_operator.decisions.actions import DeletePod, PatchPod

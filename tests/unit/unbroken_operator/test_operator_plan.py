@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from unbroken_core.reasons import Cause, JobPhase, Role
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Role
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import CreatePod, DeletePod, PushObservation, WriteStatus
 from unbroken_operator.decisions.snapshot import PlanMemory, SecretView

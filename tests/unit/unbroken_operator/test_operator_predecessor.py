@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from unbroken_core.messages import EarlierRun, GonePod, JobStatus, Observation, PodStatus
-from unbroken_core.reasons import JobPhase, Reason, Role
+from unbroken_core.protocol.messages import EarlierRun, GonePod, JobStatus, Observation, PodStatus
+from unbroken_core.vocabulary.reasons import JobPhase, Reason, Role
 from unbroken_operator.decisions.actions import PushObservation
 from unbroken_operator.decisions.memory import JobMemory
 from unbroken_operator.decisions.plan import plan

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 from unbroken_operator.adapters.errors import KubeConflict
 from unbroken_operator.adapters.quarantine_taints import QuarantineTaints
 from unbroken_operator.api import layout

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken_core.checkpoints import MemoryStatus
-from unbroken_core.errors import WireError
-from unbroken_core.messages import JobStatus
-from unbroken_core.reasons import JobPhase
-from unbroken_core.wire import encode
+from unbroken_core.protocol.messages import JobStatus
+from unbroken_core.protocol.wire import encode
+from unbroken_core.vocabulary.checkpoints import MemoryStatus
+from unbroken_core.vocabulary.errors import WireError
+from unbroken_core.vocabulary.reasons import JobPhase
 from unbroken_operator.adapters.kube import Kube
 from unbroken_operator.adapters.metrics import OperatorMetrics
 from unbroken_operator.adapters.rendezvous_client import RendezvousApi

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from unbroken_core import wire
-from unbroken_core.messages import Earlier, RungUse
-from unbroken_core.reasons import Cause, JobPhase, Reason, Rung, WorkerPhase
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import Earlier, RungUse
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, Rung, WorkerPhase
 from unbroken_operator.api.schema import structural_schema
 from unbroken_operator.api.status_models import Status
 from unbroken_operator.decisions.actions import PostEvent, WriteStatus

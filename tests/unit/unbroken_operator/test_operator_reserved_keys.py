@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from unbroken_core.reasons import Role
+from unbroken_core.vocabulary.reasons import Role
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import Spec
 from unbroken_operator.decisions import admission

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 from unbroken_operator.api import layout
 from unbroken_operator.config import parse
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from unbroken_core.reasons import JobPhase
+from unbroken_core.vocabulary.reasons import JobPhase
 from unbroken_operator.adapters.informer import Informer
 from unbroken_operator.adapters.kube import WatchEvent
 from unbroken_operator.adapters.stores import PodStore, ServiceStore

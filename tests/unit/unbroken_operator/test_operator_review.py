@@ -11,7 +11,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 from tests.handshake import shakes_hands
 
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 from unbroken_operator.adapters import webhook
 from unbroken_operator.adapters.certificates import make_certificates
 from unbroken_operator.api import layout

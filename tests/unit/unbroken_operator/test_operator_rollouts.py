@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
-from unbroken_core.layers import Layer
-from unbroken_core.settings import DEFAULT_RUNGS, JobSettings, Timeouts
+from unbroken_core.protocol.settings import DEFAULT_RUNGS, JobSettings, Timeouts
+from unbroken_core.vocabulary.layers import Layer
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import CreatePod, DeletePod
 from unbroken_operator.decisions.limits.rollouts import FORGOTTEN_S, MAX_AT_ONCE, MAX_S, NUM_RESERVED, RETRY_S, Rollouts

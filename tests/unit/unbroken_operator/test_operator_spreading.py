@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from unbroken_core.reasons import JobPhase
+from unbroken_core.vocabulary.reasons import JobPhase
 from unbroken_operator.api import layout
 
 from .operator_world import LAYERS, JsonObject, World, a_job, a_node

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from unbroken_core import wire
-from unbroken_core.messages import Earlier
-from unbroken_core.reasons import JobPhase
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import Earlier
+from unbroken_core.vocabulary.reasons import JobPhase
 from unbroken_operator.decisions.admission import held
 from unbroken_operator.decisions.limits.fitting import fitted
 from unbroken_operator.decisions.limits.stored_status import MAX_FAULTS, MAX_NEXT_ORDINAL, MAX_SHOWN, believed

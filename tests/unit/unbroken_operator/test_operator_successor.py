@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from unbroken_core.reasons import JobPhase
+from unbroken_core.vocabulary.reasons import JobPhase
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import CreatePod, DeletePod, LetLead
 from unbroken_operator.decisions.plan import plan

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from unbroken_core.messages import JobStatus
+from unbroken_core.protocol.messages import JobStatus
 from unbroken_operator.__main__ import STATUS_NOT_ENDED
 from unbroken_operator.adapters.kube import Kube
 from unbroken_operator.adapters.metrics import OperatorMetrics

@@ -6,7 +6,7 @@ import celpy
 import pytest
 from celpy.adapter import json_to_cel
 
-from unbroken_core.reasons import Role
+from unbroken_core.vocabulary.reasons import Role
 from unbroken_operator.api import layout, template_rules
 from unbroken_operator.api.pod_models import Volume
 from unbroken_operator.decisions import plan

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from unbroken_core.messages import Observation
-from unbroken_core.reasons import JobPhase
+from unbroken_core.protocol.messages import Observation
+from unbroken_core.vocabulary.reasons import JobPhase
 from unbroken_operator.decisions.actions import (
     COSTS,
     Action,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from unbroken_core.messages import EarlierRun, TimeSpent
-from unbroken_core.reasons import JobPhase
+from unbroken_core.protocol.messages import EarlierRun, TimeSpent
+from unbroken_core.vocabulary.reasons import JobPhase
 from unbroken_operator.api.schema import structural_schema
 from unbroken_operator.api.status_models import Status
 from unbroken_operator.decisions.reporting.status import status_patch

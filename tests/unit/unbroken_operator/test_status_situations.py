@@ -13,7 +13,7 @@ from unbroken_cli.freshness import why_stale
 from unbroken_cli.job import JobRecord
 from unbroken_cli.sources.from_cluster import job_from_objects
 from unbroken_cli.text import status_lines
-from unbroken_core.reasons import JobPhase
+from unbroken_core.vocabulary.reasons import JobPhase
 
 from .operator_world import World
 from .status_situations import SITUATIONS

@@ -20,8 +20,8 @@ from unbroken_core.coordinator.decisions import Consultable, Decision, Learn, Wa
 from unbroken_core.coordinator.state.job import JobState, PreviousWorld, StatusText
 from unbroken_core.coordinator.state.phases import Hold, Interrupted
 from unbroken_core.coordinator.state.places import Member, WorkerPlace
-from unbroken_core.reasons import Reason, WorkerPhase
 from unbroken_core.recovery.ladder import shorten_names
+from unbroken_core.vocabulary.reasons import Reason, WorkerPhase
 
 Unheard = list[tuple[str, Union[Member, None]]]
 """Uids of pods, and what is known of them."""

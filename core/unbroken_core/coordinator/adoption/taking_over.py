@@ -12,7 +12,7 @@ from unbroken_core.coordinator.decisions import Adopt
 from unbroken_core.coordinator.state.job import Inherited, JobState
 from unbroken_core.coordinator.state.phases import Planned
 from unbroken_core.coordinator.state.places import Member
-from unbroken_core.messages import Hello
+from unbroken_core.protocol.messages import Hello
 from unbroken_core.ranks.worlds import Worker
 from unbroken_core.recovery.history import FaultRecord
 

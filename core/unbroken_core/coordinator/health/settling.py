@@ -14,11 +14,11 @@ from unbroken_core.coordinator.state.health_table import HealthTable
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import Interrupted, Running
 from unbroken_core.coordinator.state.places import Member
-from unbroken_core.findings import Health
+from unbroken_core.protocol.settings import HealthMode, StragglerMode
 from unbroken_core.ranks.worlds import World
-from unbroken_core.reasons import Cause, Rung
 from unbroken_core.recovery.health import BREAKER_S, BUDGET_S, SWITCH_S, Blame, Strike, assess
-from unbroken_core.settings import HealthMode, StragglerMode
+from unbroken_core.vocabulary.findings import Health
+from unbroken_core.vocabulary.reasons import Cause, Rung
 
 _LOOK_AGAIN_S = 1.0
 """Whether layers let a spare take the ranks is a plan of the whole job."""

@@ -3,11 +3,11 @@
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import Running
 from unbroken_core.coordinator.state.places import Member
-from unbroken_core.findings import STRAGGLERS, Finding, Verdict
-from unbroken_core.messages import Pace
+from unbroken_core.protocol.messages import Pace
+from unbroken_core.protocol.settings import StragglerMode
 from unbroken_core.ranks.worlds import Worker
 from unbroken_core.recovery.stragglers import Slow, find_slow, stage_of
-from unbroken_core.settings import StragglerMode
+from unbroken_core.vocabulary.findings import STRAGGLERS, Finding, Verdict
 
 _SLACK = 2
 """Windows that a worker may be ahead of what the time since the beginning of its iteration allows."""

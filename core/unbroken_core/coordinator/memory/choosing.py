@@ -10,9 +10,9 @@ candidates, in order ──a rank cannot read the first──> all take the seco
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from unbroken_core.checkpoints import MAX_CANDIDATES, Load, LoadSource, MemoryStatus
 from unbroken_core.coordinator.memory.table import Checkpoints, StepKey
-from unbroken_core.reasons import Cause
+from unbroken_core.vocabulary.checkpoints import MAX_CANDIDATES, Load, LoadSource, MemoryStatus
+from unbroken_core.vocabulary.reasons import Cause
 
 MAX_OFFERS = 16
 MAX_FAILURES = 32

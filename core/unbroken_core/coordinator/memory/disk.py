@@ -5,7 +5,7 @@ It stays known when the pod goes: the disk does not go with it.
 
 from collections.abc import Mapping
 
-from unbroken_core.checkpoints import OnDisk
+from unbroken_core.vocabulary.checkpoints import OnDisk
 
 
 class DiskWord:

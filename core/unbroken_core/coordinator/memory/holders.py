@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-from unbroken_core.checkpoints import MAX_COPIES, MAX_FETCHES, Peer
+from unbroken_core.vocabulary.checkpoints import MAX_COPIES, MAX_FETCHES, Peer
 
 _MOST_ASKED = MAX_COPIES + 1
 """Pods that are named for one shard."""

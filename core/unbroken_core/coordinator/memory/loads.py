@@ -7,7 +7,7 @@ Changed in place, as the table is that asks it (`table`).
 
 from collections.abc import Callable, Iterable, Iterator, Set
 
-from unbroken_core.checkpoints import MAX_FLOORS, MAX_LOADS, Load, is_void
+from unbroken_core.vocabulary.checkpoints import MAX_FLOORS, MAX_LOADS, Load, is_void
 
 PodsOf = Callable[[int], Set[str] | None]
 """Returns the pods of an iteration's world; None where they are not known."""

@@ -3,12 +3,12 @@
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from unbroken_core.checkpoints import MAX_COPIES_TOLD
 from unbroken_core.coordinator.memory.holders import Run
 from unbroken_core.coordinator.memory.table import Checkpoints, Keeping, StepKey
-from unbroken_core.messages import Buddies
-from unbroken_core.plurals import counted
+from unbroken_core.protocol.messages import Buddies
 from unbroken_core.ranks.buddies import CopyHolder, Ring, assign_buddies, known_domains
+from unbroken_core.vocabulary.checkpoints import MAX_COPIES_TOLD
+from unbroken_core.vocabulary.plurals import counted
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from unbroken_core.checkpoints import (
+from unbroken_core.coordinator.memory.claims import CopyClaims
+from unbroken_core.coordinator.memory.disk import DiskWord
+from unbroken_core.coordinator.memory.holders import HeldShard, Run, Step, kept, runs_of
+from unbroken_core.coordinator.memory.loads import Loads
+from unbroken_core.vocabulary.checkpoints import (
     MAX_COPIES,
     MAX_COPIES_TOLD,
     MAX_FETCHES,
@@ -25,10 +29,6 @@ from unbroken_core.checkpoints import (
     Load,
     Peer,
 )
-from unbroken_core.coordinator.memory.claims import CopyClaims
-from unbroken_core.coordinator.memory.disk import DiskWord
-from unbroken_core.coordinator.memory.holders import HeldShard, Run, Step, kept, runs_of
-from unbroken_core.coordinator.memory.loads import Loads
 
 MAX_STEPS_OF_PLACE = 8
 """Steps of one place that are believed, the newest: its slots hold two for each worker."""

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from unbroken_core.findings import STRAGGLERS, Finding, Health, Verdict
 from unbroken_core.recovery.health import Blame, Strike, strike_of
+from unbroken_core.vocabulary.findings import STRAGGLERS, Finding, Health, Verdict
 
 
 @dataclass

@@ -26,14 +26,14 @@ from unbroken_core.coordinator.state.pace_table import PaceTable
 from unbroken_core.coordinator.state.phases import AnyPhase, Forming
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.coordinator.state.pod_clock import PodClock
-from unbroken_core.messages import GonePod, PodObservation, Policy, RendezvousMessage, Repair
+from unbroken_core.protocol.messages import GonePod, PodObservation, Policy, RendezvousMessage, Repair
+from unbroken_core.protocol.settings import JobSettings, Timeouts
 from unbroken_core.ranks.rules import Rules
 from unbroken_core.ranks.worlds import Worker
-from unbroken_core.reasons import Reason
 from unbroken_core.recovery.budgets import Budgets
 from unbroken_core.recovery.history import History
 from unbroken_core.recovery.progress import Progress
-from unbroken_core.settings import JobSettings, Timeouts
+from unbroken_core.vocabulary.reasons import Reason
 
 
 class StatusText(NamedTuple):

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from unbroken_core.coordinator.state.places import Member, WorkerPlace
-from unbroken_core.messages import Plan, PodObservation, WorkerState
+from unbroken_core.protocol.messages import Plan, PodObservation, WorkerState
 from unbroken_core.ranks.ranking import Ranking
 from unbroken_core.ranks.rules import Rules
 from unbroken_core.ranks.worlds import Cut, Locals
-from unbroken_core.reasons import Cause, WorkerPhase
+from unbroken_core.vocabulary.reasons import Cause, WorkerPhase
 
 # A name of the module is found faster than a member of an Enum, and places are looked at by the ten thousand.
 _RUNNING, _COMPLETED = WorkerPhase.RUNNING, WorkerPhase.COMPLETED

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from unbroken_core.messages import Pace
+from unbroken_core.protocol.messages import Pace
 from unbroken_core.ranks.worlds import Worker
 from unbroken_core.recovery.stragglers import Slow
 

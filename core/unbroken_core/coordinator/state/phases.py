@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Union
 
-from unbroken_core.messages import Activity, Halt, Question
+from unbroken_core.protocol.messages import Activity, Halt, Question
 from unbroken_core.ranks.worlds import Shortage, Worker
-from unbroken_core.reasons import JobPhase, Rung, Word
 from unbroken_core.recovery.history import FaultRecord
+from unbroken_core.vocabulary.reasons import JobPhase, Rung, Word
 
 
 @dataclass(frozen=True)

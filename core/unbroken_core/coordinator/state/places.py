@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field, replace
 
 from unbroken_core.coordinator.state.mistakes import is_mistake, is_same, remedy
-from unbroken_core.messages import PROTOCOL, Fault, Hello, Plan, RankPlan, WorkerState
-from unbroken_core.plurals import counted
+from unbroken_core.protocol.messages import PROTOCOL, Fault, Hello, Plan, RankPlan, WorkerState
+from unbroken_core.protocol.settings import JobSettings
 from unbroken_core.ranks.worlds import Move
-from unbroken_core.reasons import Cause, RankReason, Role, WorkerPhase
-from unbroken_core.settings import JobSettings
+from unbroken_core.vocabulary.plurals import counted
+from unbroken_core.vocabulary.reasons import Cause, RankReason, Role, WorkerPhase
 
 MAX_START_ATTEMPTS = 5
 """Processes in a row that may end at one place before they were ready."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any
 
-from unbroken_core.layers import Layer
+from unbroken_core.vocabulary.layers import Layer
 
 _order: Callable[["Domain"], Any] = attrgetter("order")
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from unbroken_core.ranks.tree.domain import Domain
 from unbroken_core.ranks.tree.plan import TreePlan
 from unbroken_core.ranks.tree.ports import Ranked
-from unbroken_core.reasons import RankReason
+from unbroken_core.vocabulary.reasons import RankReason
 
 HOLE = -1
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
-from unbroken_core.plurals import counted
 from unbroken_core.ranks.tree.domain import Domain
 from unbroken_core.ranks.tree.picture import Label, name_or_unknown
 from unbroken_core.ranks.tree.plan import TreePlan
-from unbroken_core.reasons import RankReason
+from unbroken_core.vocabulary.plurals import counted
+from unbroken_core.vocabulary.reasons import RankReason
 
 MAX_SENTENCES = 50
 """Longer explanations end with the number of what is left out."""

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from unbroken_core.plurals import counted
 from unbroken_core.ranks.tree.domain import Domain
 from unbroken_core.ranks.tree.tree import RankTree
+from unbroken_core.vocabulary.plurals import counted
 
 MAX_LINES = 200
 """Larger trees end with the number of lines that are left out."""

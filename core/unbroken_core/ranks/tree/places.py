@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from unbroken_core.layers import Layer
+from unbroken_core.vocabulary.layers import Layer
 
 OrderKey = tuple[object, ...]
 Order = Callable[[str], OrderKey]

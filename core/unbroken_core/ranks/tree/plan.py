@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from unbroken_core.ranks.tree.domain import Domain
-from unbroken_core.reasons import RankReason
+from unbroken_core.vocabulary.reasons import RankReason
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,14 @@
 from collections.abc import Collection, Sequence
 from heapq import nlargest
 
-from unbroken_core.errors import InputError
-from unbroken_core.layers import UNLIMITED, backfill_depth
 from unbroken_core.ranks.tree.domain import Domain
 from unbroken_core.ranks.tree.draft import HOLE, Draft
 from unbroken_core.ranks.tree.plan import TreePlan
 from unbroken_core.ranks.tree.ports import Ranked
 from unbroken_core.ranks.tree.replacement import Replacement
-from unbroken_core.reasons import RankReason
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.layers import UNLIMITED, backfill_depth
+from unbroken_core.vocabulary.reasons import RankReason
 
 
 def next_plan(tree: Ranked, use_spares: bool, may_grow: bool) -> TreePlan:

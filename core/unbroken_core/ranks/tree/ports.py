@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from unbroken_core.layers import Layer
 from unbroken_core.ranks.tree.domain import Domain
+from unbroken_core.vocabulary.layers import Layer
 
 
 class Ranked(Protocol):

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
-from unbroken_core.layers import replacement_depth
 from unbroken_core.ranks.tree.domain import Domain
 from unbroken_core.ranks.tree.draft import Draft
+from unbroken_core.vocabulary.layers import replacement_depth
 
 MAX_CANDIDATES = 64
 """How many wholly spare domains of one neighbourhood are compared before the best of them is taken."""

@@ -9,12 +9,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from typing import Any
 
-from unbroken_core.errors import InputError
-from unbroken_core.layers import Layer, layer_violations
 from unbroken_core.ranks.tree import planning
 from unbroken_core.ranks.tree.domain import Domain
 from unbroken_core.ranks.tree.places import Order, Place, in_tree_order, natural_order
 from unbroken_core.ranks.tree.plan import TreePlan
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.layers import Layer, layer_violations
 
 WorldRule = Callable[[int], int]
 """Takes how many workers could be active, returns how many shall be: 0 to that number."""

@@ -4,11 +4,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from unbroken_core.errors import InputError
-from unbroken_core.layers import Layer
 from unbroken_core.ranks.tree.places import Place
 from unbroken_core.ranks.tree.plan import TreePlan
 from unbroken_core.ranks.tree.tree import RankTree
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.layers import Layer
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unbroken_core.checkpoints import LoadSource, MemoryStatus
-from unbroken_core.errors import WireError
-from unbroken_core.findings import MAX_FINDINGS
-from unbroken_core.messages import HealthStatus, JobStatus, PodStatus, Recovery
-from unbroken_core.names import MAX_DOMAINS, MAX_NAME, NAME
 from unbroken_core.pod.stacks import bounded
-from unbroken_core.reasons import Cause, Phase, Rung
-from unbroken_core.settings import MAX_PODS, MAX_RANKS_PER_POD
-from unbroken_core.wire import MAX_MESSAGE_BYTES, decode
+from unbroken_core.protocol.messages import HealthStatus, JobStatus, PodStatus, Recovery
+from unbroken_core.protocol.settings import MAX_PODS, MAX_RANKS_PER_POD
+from unbroken_core.protocol.wire import MAX_MESSAGE_BYTES, decode
+from unbroken_core.vocabulary.checkpoints import LoadSource, MemoryStatus
+from unbroken_core.vocabulary.errors import WireError
+from unbroken_core.vocabulary.findings import MAX_FINDINGS
+from unbroken_core.vocabulary.names import MAX_DOMAINS, MAX_NAME, NAME
+from unbroken_core.vocabulary.reasons import Cause, Phase, Rung
 from unbroken_operator.decisions.limits.fitting import is_time
 
 BASE_BYTES = 1 << 20

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unbroken_core.bounds import MAX_CLAIMED, MAX_RANK_SECONDS, MAX_SECONDS
-from unbroken_core.settings import MAX_RANKS_PER_POD
+from unbroken_core.protocol.bounds import MAX_CLAIMED, MAX_RANK_SECONDS, MAX_SECONDS
+from unbroken_core.protocol.settings import MAX_RANKS_PER_POD
 from unbroken_operator.decisions.limits.fitting import fitted, is_time
 
 STORED_STATUS = "storedStatus"

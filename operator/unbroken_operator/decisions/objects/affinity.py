@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unbroken_core.reasons import Role
+from unbroken_core.vocabulary.reasons import Role
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import LabelSource, Spec, Spread
 from unbroken_operator.decisions.objects.manifests import (

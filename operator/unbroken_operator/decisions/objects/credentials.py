@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unbroken_core.conventions.tokens import Kind, checked_secret, derive_token
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.objects.manifests import Manifest
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
-from unbroken_core.messages import Earlier
-from unbroken_core.settings import JobSettings
-from unbroken_core.wire import encode, settings_to_json
+from unbroken_core.protocol.messages import Earlier
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.protocol.wire import encode, settings_to_json
 from unbroken_operator.api import layout
 from unbroken_operator.api.model_base import Model
 from unbroken_operator.api.models import Spec

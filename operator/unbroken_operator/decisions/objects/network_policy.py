@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from unbroken_core.settings import JobSettings
+from unbroken_core.protocol.settings import JobSettings
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import Spec
 from unbroken_operator.decisions.objects.manifests import Manifest, object_metadata

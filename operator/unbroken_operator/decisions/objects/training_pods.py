@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from unbroken_core.reasons import Role
-from unbroken_core.settings import HealthMode, JobSettings
-from unbroken_core.wire import settings_to_json
+from unbroken_core.protocol.settings import HealthMode, JobSettings
+from unbroken_core.protocol.wire import settings_to_json
+from unbroken_core.vocabulary.reasons import Role
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import Spec
 from unbroken_operator.api.pod_models import SidecarMode

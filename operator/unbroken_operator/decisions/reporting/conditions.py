@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from unbroken_core.layers import Layer
-from unbroken_core.messages import JobStatus
-from unbroken_core.plurals import counted
+from unbroken_core.protocol.messages import JobStatus
 from unbroken_core.ranks.tree import Misplaced
-from unbroken_core.reasons import JobPhase, Reason
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.plurals import counted
+from unbroken_core.vocabulary.reasons import JobPhase, Reason
 from unbroken_operator.api import layout
 from unbroken_operator.api.status_models import ConditionType
 from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec

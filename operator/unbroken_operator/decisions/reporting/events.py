@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from unbroken_core.reasons import Reason
+from unbroken_core.vocabulary.reasons import Reason
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.reporting.finding import cut
 from unbroken_operator.decisions.reporting.recovery_text import recovery_sentence

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unbroken_core.conventions.printable import printable
-from unbroken_core.reasons import Reason
+from unbroken_core.vocabulary.reasons import Reason
 from unbroken_operator.api.status_models import ConditionType
 from unbroken_operator.decisions.snapshot import PodView
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from unbroken_core.findings import STRAGGLERS, Verdict
-from unbroken_core.messages import HealthStatus, JobStatus, PodFinding
-from unbroken_core.plurals import counted
-from unbroken_core.reasons import Reason
+from unbroken_core.protocol.messages import HealthStatus, JobStatus, PodFinding
 from unbroken_core.recovery.health import finding_text
+from unbroken_core.vocabulary.findings import STRAGGLERS, Verdict
+from unbroken_core.vocabulary.plurals import counted
+from unbroken_core.vocabulary.reasons import Reason
 from unbroken_operator.api.status_models import ConditionType
 from unbroken_operator.decisions.reporting.finding import Finding, cut, listed
 from unbroken_operator.decisions.snapshot import Snapshot

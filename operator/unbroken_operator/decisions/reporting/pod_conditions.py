@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from unbroken_core.plurals import agreed, counted
-from unbroken_core.reasons import Reason
+from unbroken_core.vocabulary.plurals import agreed, counted
+from unbroken_core.vocabulary.reasons import Reason
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import UpdatePolicy
 from unbroken_operator.api.status_models import ConditionType

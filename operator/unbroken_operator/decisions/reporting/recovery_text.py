@@ -1,8 +1,8 @@
 """Pure: a recovery in words, for Events and conditions."""
 
-from unbroken_core.messages import Recovery
-from unbroken_core.plurals import counted
-from unbroken_core.reasons import Phase
+from unbroken_core.protocol.messages import Recovery
+from unbroken_core.vocabulary.plurals import counted
+from unbroken_core.vocabulary.reasons import Phase
 
 _ORDER = [phase.value for phase in Phase]
 

@@ -7,7 +7,7 @@ in the alphabet; the other does nothing for STAND_BACK_S, then looks again.
 
 from typing import Any
 
-from unbroken_core.reasons import Reason
+from unbroken_core.vocabulary.reasons import Reason
 from unbroken_operator.decisions.reporting.events import event
 from unbroken_operator.decisions.snapshot import Snapshot
 

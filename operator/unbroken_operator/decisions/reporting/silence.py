@@ -9,8 +9,8 @@ Its training may go on in all cases. So it is neither Running nor at rest: it is
 
 from collections.abc import Iterator
 
-from unbroken_core.plurals import counted
-from unbroken_core.reasons import JobPhase, Reason, Role
+from unbroken_core.vocabulary.plurals import counted
+from unbroken_core.vocabulary.reasons import JobPhase, Reason, Role
 from unbroken_operator.api.status_models import ConditionType, JobStateWord
 from unbroken_operator.decisions.assessment import Assessment
 from unbroken_operator.decisions.reporting.finding import Finding, cut, listed

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from unbroken_core.messages import JobStatus, PodStatus
-from unbroken_core.plurals import counted
-from unbroken_core.reasons import JobPhase, Reason, Role, WorkerPhase
-from unbroken_core.settings import JobSettings
+from unbroken_core.protocol.messages import JobStatus, PodStatus
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.vocabulary.plurals import counted
+from unbroken_core.vocabulary.reasons import JobPhase, Reason, Role, WorkerPhase
 from unbroken_operator.api.models import Spread
 from unbroken_operator.api.status_models import ConditionType
 from unbroken_operator.decisions.admission import ValidSpec

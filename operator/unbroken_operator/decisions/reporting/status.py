@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from unbroken_core.messages import Earlier, JobStatus, Recovery
-from unbroken_core.reasons import JobPhase, Role
-from unbroken_core.settings import JobSettings
+from unbroken_core.protocol.messages import Earlier, JobStatus, Recovery
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.vocabulary.reasons import JobPhase, Role
 from unbroken_operator.api import layout
 from unbroken_operator.api.status_models import MAX_HISTORY, JobStateWord
 from unbroken_operator.decisions.actions import Ordinals

@@ -12,9 +12,6 @@ from collections.abc import Callable
 
 from unbroken.agent.adapters.keeper_view import KeeperView
 from unbroken.agent.decisions.events import Event, KeeperAsked, KeeperSeen, KeeperStarted
-from unbroken_core import wire
-from unbroken_core.errors import WireError, assert_never
-from unbroken_core.messages import CertificateRequest
 from unbroken_core.pod.memory_messages import (
     LOAD_SOURCES,
     MAX_LINE_BYTES,
@@ -25,6 +22,9 @@ from unbroken_core.pod.memory_messages import (
     OfAgent,
     ToAgent,
 )
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import CertificateRequest
+from unbroken_core.vocabulary.errors import WireError, assert_never
 
 logger = logging.getLogger(__name__)
 

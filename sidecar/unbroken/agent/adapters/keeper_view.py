@@ -5,8 +5,8 @@ from pathlib import Path
 
 from unbroken.keeper.digests import read_slot_head
 from unbroken.keeper.telling import arena_name, shard_of
-from unbroken_core.checkpoints import Held, Holding
 from unbroken_core.pod.memory_slots import NUM_SLOTS, SlotState, slot_name
+from unbroken_core.vocabulary.checkpoints import Held, Holding
 
 
 class KeeperView:

@@ -22,11 +22,11 @@ from unbroken.agent.decisions.events import (
     WorkerLost,
     WorkerReported,
 )
-from unbroken_core import wire
-from unbroken_core.errors import InputError, WireError
-from unbroken_core.findings import Health
-from unbroken_core.messages import PROTOCOL
 from unbroken_core.pod.pod_messages import Attach, Processes, ToLauncher, ToWorker, WorkerReport
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import PROTOCOL
+from unbroken_core.vocabulary.errors import InputError, WireError
+from unbroken_core.vocabulary.findings import Health
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ import zlib
 from pathlib import Path
 
 from unbroken.agent.decisions.events import AgentMemory
-from unbroken_core import wire
-from unbroken_core.errors import WireError
+from unbroken_core.protocol import wire
+from unbroken_core.vocabulary.errors import WireError
 
 logger = logging.getLogger(__name__)
 

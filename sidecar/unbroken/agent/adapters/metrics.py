@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from unbroken.agent.decisions.member import PodMember
 from unbroken_core.pod.memory_messages import LOAD_SOURCES, SAVE_BOUNDS_S, SKIP_REASONS, Counted
-from unbroken_core.reasons import WorkerPhase
+from unbroken_core.vocabulary.reasons import WorkerPhase
 
 MAX_CHECKS = 8
 """Health checks with a series of their own; they are named by the script."""

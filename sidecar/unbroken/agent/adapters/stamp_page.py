@@ -10,9 +10,9 @@ from pathlib import Path
 
 from unbroken.agent.adapters.access import shared_mode
 from unbroken.agent.adapters.clearing import clear
-from unbroken_core.bounds import MAX_NUMBER, MAX_SECONDS
 from unbroken_core.pod.stacks import MAX_STACK_BYTES, parse_stack, stack_path
 from unbroken_core.pod.stamps import WorkerStamps, pack_header, page_bytes, unpack_slot
+from unbroken_core.protocol.bounds import MAX_NUMBER, MAX_SECONDS
 
 logger = logging.getLogger(__name__)
 

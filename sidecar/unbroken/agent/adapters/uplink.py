@@ -19,10 +19,10 @@ from unbroken.network.authority import AuthorityFile
 from unbroken.network.socket_options import give_up_silent_peer
 from unbroken.network.token import read_token
 from unbroken.tasks import Tasks
-from unbroken_core import wire
-from unbroken_core.errors import InputError, WireError
-from unbroken_core.messages import CAN_HALT, FEATURES_HEADER, AgentMessage, RendezvousMessage
-from unbroken_core.settings import Timeouts
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import CAN_HALT, FEATURES_HEADER, AgentMessage, RendezvousMessage
+from unbroken_core.protocol.settings import Timeouts
+from unbroken_core.vocabulary.errors import InputError, WireError
 
 logger = logging.getLogger(__name__)
 

@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from unbroken.agent.decisions.place import LocalPlace, Looked, Stamps
-from unbroken_core.bounds import MAX_PLACE
-from unbroken_core.messages import Activity, Interrupt
 from unbroken_core.pod.activities import Reading, place_of, read
 from unbroken_core.pod.liveness import Ages
 from unbroken_core.pod.pod_messages import MainThread
 from unbroken_core.pod.stacks import bounded
 from unbroken_core.pod.stamps import WorkerStamps
-from unbroken_core.reasons import Cause, Doing
-from unbroken_core.settings import JobSettings
+from unbroken_core.protocol.bounds import MAX_PLACE
+from unbroken_core.protocol.messages import Activity, Interrupt
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.vocabulary.reasons import Cause, Doing
 
 _NEARLY = 0.8
 """Share of the soft timeout after which a worker's stack is requested, so that it is there when the fault is."""

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from unbroken.agent.decisions.instructions import Instructions
-from unbroken_core.messages import WorkerState
-from unbroken_core.reasons import WorkerPhase
+from unbroken_core.protocol.messages import WorkerState
+from unbroken_core.vocabulary.reasons import WorkerPhase
 
 
 class IterationAges:

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Union
 
-from unbroken_core.checkpoints import Held
-from unbroken_core.findings import Health
-from unbroken_core.messages import AgentMessage, CertificateRequest, Plan, RendezvousMessage
 from unbroken_core.pod.memory_messages import OfAgent
 from unbroken_core.pod.pod_messages import Attach, Processes, ToLauncher, ToWorker, WorkerReport
 from unbroken_core.pod.stamps import WorkerStamps
+from unbroken_core.protocol.messages import AgentMessage, CertificateRequest, Plan, RendezvousMessage
+from unbroken_core.vocabulary.checkpoints import Held
+from unbroken_core.vocabulary.findings import Health
 
 # ------------------------------------------------------------------------------------------------------------ events
 

@@ -20,10 +20,10 @@ reports to the next agent for how long it was alone.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from unbroken_core.messages import Fault, Plan, WorkerState
 from unbroken_core.pod.liveness import heartbeat_interval_s
-from unbroken_core.reasons import Cause, WorkerPhase
-from unbroken_core.settings import Timeouts
+from unbroken_core.protocol.messages import Fault, Plan, WorkerState
+from unbroken_core.protocol.settings import Timeouts
+from unbroken_core.vocabulary.reasons import Cause, WorkerPhase
 
 _INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING)
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from unbroken.agent.decisions.activity import note_stamps
 from unbroken.agent.decisions.events import Ticked
 from unbroken.agent.decisions.place import LocalPlace
-from unbroken_core.messages import Fault, Pace, WorkerState
 from unbroken_core.pod.liveness import Evidence, ages, find_hangs
 from unbroken_core.pod.stacks import where
 from unbroken_core.pod.stamps import WorkerStamps
-from unbroken_core.reasons import Cause, WorkerPhase
-from unbroken_core.settings import Timeouts
+from unbroken_core.protocol.messages import Fault, Pace, WorkerState
+from unbroken_core.protocol.settings import Timeouts
+from unbroken_core.vocabulary.reasons import Cause, WorkerPhase
 
 _NS = 1_000_000_000
 _ABSENT_AFTER_S = 60.0

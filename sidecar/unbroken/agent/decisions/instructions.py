@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from unbroken_core.errors import assert_never
-from unbroken_core.messages import Consult, Finish, Halt, Interrupt, Plan
+from unbroken_core.protocol.messages import Consult, Finish, Halt, Interrupt, Plan
+from unbroken_core.vocabulary.errors import assert_never
 
 
 @dataclass

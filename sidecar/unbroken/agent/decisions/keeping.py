@@ -7,8 +7,8 @@ with another key of the job the rendezvous signs with another one.
 """
 
 from unbroken.agent.decisions.events import Action, KeeperAsked, KeeperStarted, SendToKeeper, SendToRendezvous
-from unbroken_core.messages import Buddies, Certificate, CertificateRequest
 from unbroken_core.pod.memory_messages import Copying, OfAgent
+from unbroken_core.protocol.messages import Buddies, Certificate, CertificateRequest
 
 
 class Keeping:

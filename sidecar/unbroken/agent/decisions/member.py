@@ -55,9 +55,9 @@ from unbroken.agent.decisions.place import LocalPlace
 from unbroken.agent.decisions.reporting import Reporter
 from unbroken.agent.decisions.watching import Watching
 from unbroken.agent.decisions.worker_state import worker_states
-from unbroken_core.bounds import MAX_CLAIMED
-from unbroken_core.errors import assert_never
-from unbroken_core.messages import (
+from unbroken_core.pod.pod_messages import Processes, WorkerReport
+from unbroken_core.protocol.bounds import MAX_CLAIMED
+from unbroken_core.protocol.messages import (
     PROTOCOL,
     Buddies,
     Certificate,
@@ -73,9 +73,9 @@ from unbroken_core.messages import (
     Welcome,
     WorkerState,
 )
-from unbroken_core.pod.pod_messages import Processes, WorkerReport
-from unbroken_core.reasons import WorkerPhase
-from unbroken_core.settings import JobSettings
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.vocabulary.errors import assert_never
+from unbroken_core.vocabulary.reasons import WorkerPhase
 
 _ADOPTION_SHARE = 0.6
 """Share of timeouts.reconnect for which a restarted agent waits for its pod's processes before it joins. Processes that

@@ -8,12 +8,12 @@ from unbroken.agent.decisions.events import Action, SendToLauncher, SendToWorker
 from unbroken.agent.decisions.fence import lonely_patience_s
 from unbroken.agent.decisions.instructions import Instructions
 from unbroken.agent.decisions.place import Incarnation, LauncherOrders, LocalPlace, Looked
-from unbroken_core.messages import Fault, Finish, Plan, RankPlan, WorkerState
 from unbroken_core.pod.liveness import ending_limit_s
 from unbroken_core.pod.pod_messages import DumpStack, End, Enter, Inspect, Leave, Look, Release, Shutdown, Spawn
 from unbroken_core.pod.stacks import where
-from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
-from unbroken_core.settings import JobSettings, StragglerMode
+from unbroken_core.protocol.messages import Fault, Finish, Plan, RankPlan, WorkerState
+from unbroken_core.protocol.settings import JobSettings, StragglerMode
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, WorkerPhase
 
 _INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING, WorkerPhase.COMPLETED)
 

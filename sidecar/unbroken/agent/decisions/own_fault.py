@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from unbroken.agent.decisions.instructions import Instructions
 from unbroken.agent.decisions.place import LocalPlace
-from unbroken_core.messages import Interrupt, WorkerState
-from unbroken_core.reasons import WorkerPhase
+from unbroken_core.protocol.messages import Interrupt, WorkerState
+from unbroken_core.vocabulary.reasons import WorkerPhase
 
 _FAILED = (WorkerPhase.STOPPING, WorkerPhase.GONE)
 

@@ -8,10 +8,10 @@ LocalPlace             lasts as long as the pod
 
 from dataclasses import dataclass, field, replace
 
-from unbroken_core.messages import Activity, Consult, Fault, Halt, Pace, RankPlan, WorkerState
 from unbroken_core.pod.liveness import Ages
 from unbroken_core.pod.pod_messages import Enter, MainThread, ProcessState, WorkerReport
-from unbroken_core.reasons import WorkerPhase
+from unbroken_core.protocol.messages import Activity, Consult, Fault, Halt, Pace, RankPlan, WorkerState
+from unbroken_core.vocabulary.reasons import WorkerPhase
 
 _NOT_SENT = -1.0
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Union
 
-from unbroken_core.bounds import MAX_SECONDS
-from unbroken_core.checkpoints import Held
-from unbroken_core.findings import Health, is_news
-from unbroken_core.messages import Fault, Heartbeat, Pace, Report, WorkerState
-from unbroken_core.reasons import WorkerPhase
+from unbroken_core.protocol.bounds import MAX_SECONDS
+from unbroken_core.protocol.messages import Fault, Heartbeat, Pace, Report, WorkerState
+from unbroken_core.vocabulary.checkpoints import Held
+from unbroken_core.vocabulary.findings import Health, is_news
+from unbroken_core.vocabulary.reasons import WorkerPhase
 
 _GATHER_S = 0.05
 """How long news may wait. Workers that leave an iteration together, or halt together, share one report; and the report

@@ -1,8 +1,8 @@
 """The environment that torchrun gives its workers, for jobs whose processes are restarted. Pure."""
 
-from unbroken_core import wire
-from unbroken_core.messages import Plan, RankPlan
-from unbroken_core.settings import JobSettings
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import Plan, RankPlan
+from unbroken_core.protocol.settings import JobSettings
 
 _NO_LIMIT = 2**31 - 1
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from unbroken.agent.decisions.events import WatchLost, WatchReported
-from unbroken_core.findings import Finding, Health, Verdict, bounded
+from unbroken_core.vocabulary.findings import Finding, Health, Verdict, bounded
 
 ENDED = Finding("watch", "", Verdict.UNKNOWN, "ended", message="the watch on devices and links has ended")
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from unbroken.agent.decisions.instructions import Instructions
 from unbroken.agent.decisions.place import LocalPlace
-from unbroken_core.messages import Fault, WorkerState
 from unbroken_core.pod.pod_messages import UNKNOWN_EXIT, ProcessState, WorkerReport
-from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
+from unbroken_core.protocol.messages import Fault, WorkerState
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, WorkerPhase
 
 _LEAVES_ANYWAY = (Cause.BASE_EXCEPTION, Cause.STALE_STATE, Cause.UNHEALTHY)
 """After these the process ends by itself: the worker's own report says more than the exit code."""

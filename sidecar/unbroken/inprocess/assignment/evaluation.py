@@ -24,7 +24,7 @@ from unbroken.inprocess.assignment.steps import (
 )
 from unbroken.inprocess.assignment.tree import Tree
 from unbroken.inprocess.state import Mode, State
-from unbroken_core.messages import Answer, Question
+from unbroken_core.protocol.messages import Answer, Question
 from unbroken_core.ranks.tree.renumbering import filled_ranks, shifted_ranks
 
 logger = logging.getLogger(__name__)

@@ -29,8 +29,8 @@ from unbroken.inprocess.assignment.steps import (
 from unbroken.inprocess.assignment.tree import Layer, LayerFlag, Tree
 from unbroken.inprocess.pod.environment import PodContext
 from unbroken.inprocess.state import State
-from unbroken_core.layers import Layer as CoreLayer
-from unbroken_core.messages import Policy
+from unbroken_core.protocol.messages import Policy
+from unbroken_core.vocabulary.layers import Layer as CoreLayer
 
 _FIRST_PLAN = (
     "state.rank is the worker's number before the first plan: RANK, or else the pod's number and LOCAL_RANK; None "

@@ -20,7 +20,6 @@ from unbroken.inprocess.assignment.exchange import Exchange
 from unbroken.inprocess.assignment.roll_call import RollCall
 from unbroken.inprocess.exception import RestartError
 from unbroken.inprocess.state import Mode, State
-from unbroken_core.errors import InputError
 from unbroken_core.ranks.tree.renumbering import (
     active_rank,
     divisible_active_world_size,
@@ -28,6 +27,7 @@ from unbroken_core.ranks.tree.renumbering import (
     max_active_world_size,
     shift_rank,
 )
+from unbroken_core.vocabulary.errors import InputError
 
 
 class RankDiscarded(RestartError):

@@ -12,9 +12,9 @@ from unbroken.inprocess.assignment.roll_call import RollCall
 from unbroken.inprocess.assignment.steps import RankAssignment, RankAssignmentCtx, RankDiscarded, checked_rank, key_of
 from unbroken.inprocess.exception import RestartError
 from unbroken.inprocess.state import Mode, State
-from unbroken_core.errors import InputError
-from unbroken_core.layers import Layer as CoreLayer
 from unbroken_core.ranks.tree.world import RankedWorld
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.layers import Layer as CoreLayer
 
 
 class RootKeyMismatch(RestartError, RuntimeError):

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from types import TracebackType
 
 from unbroken.inprocess.exception import RestartAbort
-from unbroken_core.messages import Fault
-from unbroken_core.reasons import Cause
+from unbroken_core.protocol.messages import Fault
+from unbroken_core.vocabulary.reasons import Cause
 
 MAX_DETAIL = 2000
 MAX_FRAMES = 16

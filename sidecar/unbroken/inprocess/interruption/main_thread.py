@@ -12,11 +12,11 @@ from types import CodeType, FrameType
 from typing import Any
 
 from unbroken.inprocess.torch_state.group_states import read_groups
-from unbroken_core.bounds import MAX_PLACE
 from unbroken_core.pod.activities import read
 from unbroken_core.pod.pod_messages import MainThread
 from unbroken_core.pod.stacks import MAX_FRAME_CHARACTERS, MAX_FRAMES
-from unbroken_core.reasons import Doing
+from unbroken_core.protocol.bounds import MAX_PLACE
+from unbroken_core.vocabulary.reasons import Doing
 
 _OWN_THREADS = "unbroken-"
 _WAITS = frozenset(

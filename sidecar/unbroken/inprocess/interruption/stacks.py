@@ -12,7 +12,7 @@ from unbroken.inprocess.exception import InternalError
 from unbroken.inprocess.interruption.signals import unused_signal
 from unbroken_core.pod.pod_messages import Leave
 from unbroken_core.pod.stacks import stack_path
-from unbroken_core.reasons import Cause
+from unbroken_core.vocabulary.reasons import Cause
 
 logger = logging.getLogger(__name__)
 

@@ -47,9 +47,9 @@ from unbroken.inprocess.state import FrozenState, Mode, State
 from unbroken.inprocess.torch_state.groups import take_groups
 from unbroken.inprocess.torch_state.leftovers import Leftovers
 from unbroken.inprocess.torch_state.renewal import RankLayout, TorchState
-from unbroken_core.messages import PROTOCOL, Answer, Fault, Question
 from unbroken_core.pod.pod_messages import Attach, Enter, Release, WorkerReport
-from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
+from unbroken_core.protocol.messages import PROTOCOL, Answer, Fault, Question
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, WorkerPhase
 
 logger = logging.getLogger(__name__)
 

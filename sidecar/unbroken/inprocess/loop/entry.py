@@ -4,7 +4,7 @@ import threading
 
 from unbroken.inprocess.exception import InternalError, RestartAbort, RestartError
 from unbroken_core.pod.pod_messages import Release
-from unbroken_core.reasons import JobPhase
+from unbroken_core.vocabulary.reasons import JobPhase
 
 _last_release: list[Release] = []
 """The end of the job, once a call of this process has learned of it."""

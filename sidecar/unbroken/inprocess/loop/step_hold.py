@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from unbroken.inprocess.pod.progress import ProgressSlot
 from unbroken.standstill import standstill
-from unbroken_core.messages import NO_STEP, Halt, Halted
+from unbroken_core.protocol.messages import NO_STEP, Halt, Halted
 
 POLL_S = 0.1
 """Pauses of a wait, so that signals and pending calls of the interpreter are served."""

@@ -16,12 +16,12 @@ from pathlib import Path
 from unbroken.inprocess.exception import TimeoutError  # noqa: A004 - the reference's name
 from unbroken.inprocess.pod.busy_time import SAMPLE_S
 from unbroken.inprocess.pod.progress import ProgressSlot
-from unbroken_core import wire
-from unbroken_core.bounds import MAX_NUMBER
-from unbroken_core.errors import UnbrokenError, WireError, assert_never
-from unbroken_core.messages import Fault, Halt, Halted, Policy, Question
 from unbroken_core.pod.pod_messages import Attach, Enter, Leave, Look, MainThread, Release, ToWorker, WorkerReport
-from unbroken_core.reasons import Cause, WorkerPhase
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.bounds import MAX_NUMBER
+from unbroken_core.protocol.messages import Fault, Halt, Halted, Policy, Question
+from unbroken_core.vocabulary.errors import UnbrokenError, WireError, assert_never
+from unbroken_core.vocabulary.reasons import Cause, WorkerPhase
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from unbroken.inprocess.pod.busy_time import BusyTime, Window
 from unbroken.inprocess.pod.death_lock import DeathLock
 from unbroken.standstill import standstill
 from unbroken_core.pod import stamps
-from unbroken_core.settings import MAX_RANKS_PER_POD
+from unbroken_core.protocol.settings import MAX_RANKS_PER_POD
 
 logger = logging.getLogger(__name__)
 

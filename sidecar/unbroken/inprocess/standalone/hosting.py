@@ -11,7 +11,7 @@ from unbroken.inprocess.pod.environment import PodContext, read_pod_context
 from unbroken.inprocess.standalone.joining import JoinRequest, Registration, join, next_request
 from unbroken.inprocess.standalone.launched import is_open_to_strangers, read_launched
 from unbroken_core.conventions.tokens import read_shared_secret
-from unbroken_core.settings import Timeouts
+from unbroken_core.protocol.settings import Timeouts
 
 logger = logging.getLogger(__name__)
 

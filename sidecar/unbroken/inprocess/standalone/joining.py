@@ -39,10 +39,10 @@ from unbroken.standalone.messages import (
     Waiting,
     make_key,
 )
-from unbroken_core import wire
-from unbroken_core.errors import InputError, WireError
-from unbroken_core.plurals import counted
-from unbroken_core.settings import Timeouts
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.settings import Timeouts
+from unbroken_core.vocabulary.errors import InputError, WireError
+from unbroken_core.vocabulary.plurals import counted
 
 RETRY_S = 0.05
 BUSY_RETRY_S = 0.1

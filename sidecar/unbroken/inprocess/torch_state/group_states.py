@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from unbroken_core.bounds import MAX_GROUPS, MAX_LAST, MAX_NUMBER, MAX_OPERATION
-from unbroken_core.messages import GroupState
 from unbroken_core.pod.group_ranks import rank_text
+from unbroken_core.protocol.bounds import MAX_GROUPS, MAX_LAST, MAX_NUMBER, MAX_OPERATION
+from unbroken_core.protocol.messages import GroupState
 
 logger = logging.getLogger(__name__)
 

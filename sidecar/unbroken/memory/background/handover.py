@@ -21,7 +21,7 @@ from unbroken.memory.background.epochs import Epoch, Failure
 from unbroken.memory.background.news import on_disk
 from unbroken.memory.background.orders import WriteOrder, send
 from unbroken.memory.place import WorkerInfo
-from unbroken_core.checkpoints import OnDisk
+from unbroken_core.vocabulary.checkpoints import OnDisk
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import Final
 from unbroken.memory.background.epochs import MAX_REASON, Epoch
 from unbroken.memory.client import KeeperClient
 from unbroken.memory.disk import steps_on_disk
-from unbroken_core.checkpoints import OnDisk
 from unbroken_core.pod.memory_messages import MAX_REQUEST_BYTES, Measure, Measured, Written
+from unbroken_core.vocabulary.checkpoints import OnDisk
 
 _MAX_PROBLEM_BYTES: Final = MAX_REQUEST_BYTES - 512
 """The rest is for the numbers beside it."""

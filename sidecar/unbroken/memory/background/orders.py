@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from unbroken_core.errors import WireError
+from unbroken_core.vocabulary.errors import WireError
 
 MAX_ORDER_BYTES: Final = 32 << 10
 TAKEN: Final = b"taken"

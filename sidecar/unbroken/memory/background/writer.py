@@ -23,8 +23,8 @@ from unbroken.memory.background.parts import write_part
 from unbroken.memory.background.plans import describe
 from unbroken.memory.background.publishing import Publisher, digest, innermost
 from unbroken.memory.sources import Source, UnreadableError, adopt_source
-from unbroken_core.errors import WireError
 from unbroken_core.pod.memory_messages import MAX_MEASURED_S
+from unbroken_core.vocabulary.errors import WireError
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from unbroken_core.findings import Finding, Verdict
+from unbroken_core.vocabulary.findings import Finding, Verdict
 
 History = Any
 """What a check remembers between two samples; None before the first."""

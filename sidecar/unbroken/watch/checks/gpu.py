@@ -7,7 +7,7 @@ from typing import Final
 from unbroken.watch.checks.check import Judgement, quantity, verdicts
 from unbroken.watch.counters import Key, Looks, Rises, look_again, note_times
 from unbroken.watch.nvml import GpuSample
-from unbroken_core.findings import Finding, Verdict
+from unbroken_core.vocabulary.findings import Finding, Verdict
 
 GPU, EVENTS = "gpu", "gpu-events"
 HOLD_S: Final = 600.0

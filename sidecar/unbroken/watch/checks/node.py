@@ -9,7 +9,7 @@ from unbroken.watch.checks.check import Judgement, verdicts
 from unbroken.watch.counters import Looks, Rises, look_again
 from unbroken.watch.errors import NotCheckedError
 from unbroken.watch.files import Files, table_of
-from unbroken_core.findings import Finding, Verdict
+from unbroken_core.vocabulary.findings import Finding, Verdict
 
 MEMORY, OOM, CLOCK = "memory", "oom", "clock"
 HOLD_S: Final = 600.0

@@ -8,7 +8,7 @@ from unbroken.watch.checks.check import Judgement, quantity, verdicts
 from unbroken.watch.counters import Key, Looks, Rises, look_again
 from unbroken.watch.errors import NotCheckedError
 from unbroken.watch.files import Files, table_of
-from unbroken_core.findings import Finding, Verdict
+from unbroken_core.vocabulary.findings import Finding, Verdict
 
 PCIE: Final = "pcie"
 HOLD_S: Final = 600.0

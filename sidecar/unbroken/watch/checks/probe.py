@@ -17,8 +17,8 @@ from typing import Any, Final
 from unbroken.watch.checks.check import Check, Judgement
 from unbroken.watch.child import CommandResult, CommandRunner
 from unbroken.watch.counters import Looks, look_again
-from unbroken_core.errors import InputError
-from unbroken_core.findings import STRAGGLERS, Finding, Verdict
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.findings import STRAGGLERS, Finding, Verdict
 
 MAX_PROBES: Final = 8
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,37}[a-z0-9])?", re.ASCII)

@@ -10,7 +10,7 @@ from unbroken.watch.checks.check import Judgement, quantity, verdicts
 from unbroken.watch.child import CommandRunner
 from unbroken.watch.counters import Looks, look_again
 from unbroken.watch.errors import NotCheckedError
-from unbroken_core.findings import Finding, Verdict
+from unbroken_core.vocabulary.findings import Finding, Verdict
 
 STORAGE: Final = "storage"
 MAX_PATHS: Final = 8

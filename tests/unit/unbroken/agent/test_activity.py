@@ -6,12 +6,12 @@ import pytest
 
 from unbroken.agent.decisions.activity import note_activities, note_answer, note_stamps
 from unbroken.agent.decisions.place import LocalPlace, Looked, WorkerConnection
-from unbroken_core.messages import Activity, GroupState, Interrupt
 from unbroken_core.pod.liveness import ages
 from unbroken_core.pod.pod_messages import MainThread, WorkerReport
 from unbroken_core.pod.stamps import FLAG_IN_FUNCTION, FLAG_PING_ARMED, WorkerStamps
-from unbroken_core.reasons import Cause, Doing, Rung, WorkerPhase
-from unbroken_core.settings import JobSettings, RungBudget, Timeouts
+from unbroken_core.protocol.messages import Activity, GroupState, Interrupt
+from unbroken_core.protocol.settings import JobSettings, RungBudget, Timeouts
+from unbroken_core.vocabulary.reasons import Cause, Doing, Rung, WorkerPhase
 
 SETTINGS = JobSettings("digits", replicas=2, ranks_per_pod=1, timeouts=Timeouts(soft_s=10.0, hard_s=20.0))
 PROCESS = replace(SETTINGS, rungs=(RungBudget(Rung.PROCESS, None, 3600.0),))

@@ -16,9 +16,9 @@ from unbroken.agent.decisions.events import (
     WorkerAttached,
     WorkerReported,
 )
-from unbroken_core.messages import PROTOCOL, Halt, Halted, Report
 from unbroken_core.pod.pod_messages import Attach, End, Processes, WorkerReport
-from unbroken_core.reasons import Role, WorkerPhase
+from unbroken_core.protocol.messages import PROTOCOL, Halt, Halted, Report
+from unbroken_core.vocabulary.reasons import Role, WorkerPhase
 
 from .test_member import Pod, interrupt, plan, ready, running
 

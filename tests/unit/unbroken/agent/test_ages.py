@@ -3,7 +3,7 @@
 import pytest
 
 from unbroken.agent.decisions.events import Connected, Disconnected, SendToRendezvous, WorkerReported
-from unbroken_core.messages import Hello
+from unbroken_core.protocol.messages import Hello
 
 from .test_member import Pod, interrupt, plan, raised, ready
 

@@ -6,11 +6,11 @@ from unbroken.agent.decisions.events import Ticked
 from unbroken.agent.decisions.hang_detection import checkpoint_s, note_hangs
 from unbroken.agent.decisions.place import LocalPlace
 from unbroken.agent.decisions.reporting import Reporter
-from unbroken_core.messages import Heartbeat, Report, WorkerState
 from unbroken_core.pod.pod_messages import ProcessState
 from unbroken_core.pod.stamps import FLAG_IN_FUNCTION, WorkerStamps
-from unbroken_core.reasons import WorkerPhase
-from unbroken_core.settings import Timeouts
+from unbroken_core.protocol.messages import Heartbeat, Report, WorkerState
+from unbroken_core.protocol.settings import Timeouts
+from unbroken_core.vocabulary.reasons import WorkerPhase
 
 NOW_S = 1000.0
 _NS = 10**9

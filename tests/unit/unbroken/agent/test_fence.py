@@ -20,11 +20,11 @@ from unbroken.agent.decisions.events import (
     WorkerReported,
 )
 from unbroken.agent.decisions.fence import isolation_patience_s, longest_retry_s, patience_s, ping_interval_s
-from unbroken_core.messages import PROTOCOL, Fault, Hello, Plan, Welcome
 from unbroken_core.pod.liveness import heartbeat_interval_s
 from unbroken_core.pod.pod_messages import Attach, End, Enter, Leave, WorkerReport
-from unbroken_core.reasons import Cause, WorkerPhase
-from unbroken_core.settings import Timeouts
+from unbroken_core.protocol.messages import PROTOCOL, Fault, Hello, Plan, Welcome
+from unbroken_core.protocol.settings import Timeouts
+from unbroken_core.vocabulary.reasons import Cause, WorkerPhase
 
 from .test_member import IN_PROCESS, PROCESS, Pod, plan, processes, ready, running
 

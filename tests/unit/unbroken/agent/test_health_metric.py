@@ -12,10 +12,10 @@ from unbroken.inprocess.health_check import HealthCheck
 from unbroken.inprocess.interruption.gate import RankShouldRestart
 from unbroken.inprocess.loop.health_record import HealthRecord
 from unbroken.inprocess.state import FrozenState, State
-from unbroken_core.messages import PROTOCOL, Hello
 from unbroken_core.pod.pod_messages import WorkerReport
-from unbroken_core.reasons import WorkerPhase
-from unbroken_core.settings import JobSettings
+from unbroken_core.protocol.messages import PROTOCOL, Hello
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.vocabulary.reasons import WorkerPhase
 
 STATE = State(rank=0, world_size=1).freeze()
 

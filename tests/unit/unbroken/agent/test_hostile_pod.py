@@ -12,11 +12,11 @@ from unbroken.agent.decisions.events import (
     WorkerAttached,
     WorkerReported,
 )
-from unbroken_core import wire
-from unbroken_core.bounds import MAX_CLAIMED, MAX_NUMBER, MAX_SECONDS
-from unbroken_core.messages import PROTOCOL, AgentMessage, Fault, Hello, Report
 from unbroken_core.pod.pod_messages import Attach, Enter, ToLauncher, ToWorker, WorkerReport
-from unbroken_core.reasons import Cause, WorkerPhase
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.bounds import MAX_CLAIMED, MAX_NUMBER, MAX_SECONDS
+from unbroken_core.protocol.messages import PROTOCOL, AgentMessage, Fault, Hello, Report
+from unbroken_core.vocabulary.reasons import Cause, WorkerPhase
 
 from .test_member import Pod, processes, running
 

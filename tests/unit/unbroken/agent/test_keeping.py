@@ -5,9 +5,9 @@ from pathlib import Path
 from unbroken.agent.adapters.keeper_view import KeeperView
 from unbroken.agent.decisions.events import KeeperAsked, KeeperStarted, SendToKeeper, SendToRendezvous
 from unbroken.agent.decisions.keeping import Keeping
-from unbroken_core.checkpoints import Held, Peer
-from unbroken_core.messages import Buddies, Certificate, CertificateRequest
 from unbroken_core.pod.memory_messages import Copying
+from unbroken_core.protocol.messages import Buddies, Certificate, CertificateRequest
+from unbroken_core.vocabulary.checkpoints import Held, Peer
 
 REQUEST = CertificateRequest("one")
 CERTIFICATE = Certificate(1, "certificate", "authority")

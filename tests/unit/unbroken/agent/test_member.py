@@ -28,22 +28,6 @@ from unbroken.agent.decisions.events import (
     WorkerReported,
 )
 from unbroken.agent.decisions.member import PodMember
-from unbroken_core.messages import (
-    PROTOCOL,
-    Fault,
-    Finish,
-    Heartbeat,
-    Hello,
-    Interrupt,
-    Plan,
-    RankPlan,
-    Refused,
-    RendezvousMessage,
-    Report,
-    Respawn,
-    Welcome,
-    WorkerState,
-)
 from unbroken_core.pod.pod_messages import (
     UNKNOWN_EXIT,
     Attach,
@@ -60,8 +44,24 @@ from unbroken_core.pod.pod_messages import (
     WorkerReport,
 )
 from unbroken_core.pod.stamps import FLAG_IN_FUNCTION, WorkerStamps
-from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
-from unbroken_core.settings import JobSettings, RungBudget, Timeouts
+from unbroken_core.protocol.messages import (
+    PROTOCOL,
+    Fault,
+    Finish,
+    Heartbeat,
+    Hello,
+    Interrupt,
+    Plan,
+    RankPlan,
+    Refused,
+    RendezvousMessage,
+    Report,
+    Respawn,
+    Welcome,
+    WorkerState,
+)
+from unbroken_core.protocol.settings import JobSettings, RungBudget, Timeouts
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
 
 TIMEOUTS = Timeouts(soft_s=10, hard_s=30, barrier_s=60, termination_grace_s=5)
 IN_PROCESS = JobSettings("digits", replicas=2, ranks_per_pod=2, timeouts=TIMEOUTS)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from unbroken.agent.adapters.memory_file import MemoryFile, read_memory
 from unbroken.agent.decisions.events import AgentMemory
-from unbroken_core.messages import Plan, RankPlan
-from unbroken_core.reasons import RankReason, Role
+from unbroken_core.protocol.messages import Plan, RankPlan
+from unbroken_core.vocabulary.reasons import RankReason, Role
 
 
 def memory(iteration: int, num_ranks: int = 2) -> AgentMemory:

@@ -1,9 +1,9 @@
 """What an agent tells of its pod's memory: with other news at once, alone after a while, and in each Hello."""
 
 from unbroken.agent.decisions.reporting import _HELD_GATHER_S, Reporter
-from unbroken_core.checkpoints import Held, Holding
-from unbroken_core.messages import Heartbeat, Report, WorkerState
-from unbroken_core.reasons import WorkerPhase
+from unbroken_core.protocol.messages import Heartbeat, Report, WorkerState
+from unbroken_core.vocabulary.checkpoints import Held, Holding
+from unbroken_core.vocabulary.reasons import WorkerPhase
 
 RUNNING = (WorkerState(0, 0, WorkerPhase.RUNNING, 1),)
 READY = (WorkerState(0, 0, WorkerPhase.READY, 1),)

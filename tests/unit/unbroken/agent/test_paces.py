@@ -9,11 +9,11 @@ from unbroken.agent.decisions.hang_detection import note_hangs
 from unbroken.agent.decisions.orders import _entry
 from unbroken.agent.decisions.place import LocalPlace
 from unbroken.agent.decisions.reporting import Reporter
-from unbroken_core.messages import Heartbeat, Pace, Plan, RankPlan, Report, WorkerState
 from unbroken_core.pod.pod_messages import ProcessState
 from unbroken_core.pod.stamps import WorkerStamps
-from unbroken_core.reasons import RankReason, Role, WorkerPhase
-from unbroken_core.settings import JobSettings, StragglerMode, Timeouts
+from unbroken_core.protocol.messages import Heartbeat, Pace, Plan, RankPlan, Report, WorkerState
+from unbroken_core.protocol.settings import JobSettings, StragglerMode, Timeouts
+from unbroken_core.vocabulary.reasons import RankReason, Role, WorkerPhase
 
 WORKER = WorkerState(0, 0, WorkerPhase.RUNNING, 3)
 STAMPS = WorkerStamps(7, 3, 0, 0, 0, 5, 0, 0, num_windows=2, busy_ns=1_500_000_000, step_ns=2_000_000_000)

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from unbroken.agent.decisions.place import Incarnation, LauncherOrders, LocalPlace, WorkerConnection
-from unbroken_core.messages import Fault, RankPlan
 from unbroken_core.pod.pod_messages import Enter, ProcessState, WorkerReport
-from unbroken_core.reasons import Cause, RankReason, WorkerPhase
+from unbroken_core.protocol.messages import Fault, RankPlan
+from unbroken_core.vocabulary.reasons import Cause, RankReason, WorkerPhase
 
 TRAINS = WorkerReport(WorkerPhase.RUNNING, 3, checks=(("Calm", True),))
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from unbroken.agent.adapters.clearing import clear
 from unbroken.agent.adapters.stamp_page import StampPage
-from unbroken_core.bounds import MAX_NUMBER, MAX_SECONDS
 from unbroken_core.pod.liveness import ages, find_hangs, next_check_s
 from unbroken_core.pod.stamps import FLAGS, SLOT_BYTES, STEP, WorkerStamps, pack_header, page_bytes, slot_offset
-from unbroken_core.settings import Timeouts
+from unbroken_core.protocol.bounds import MAX_NUMBER, MAX_SECONDS
+from unbroken_core.protocol.settings import Timeouts
 
 NEVER = WorkerStamps(0, 0, 0, 0, 0, 0, 0, 0)
 

@@ -12,8 +12,8 @@ from unbroken.agent.adapters import uplink
 from unbroken.agent.adapters.termination_message import TerminationMessage
 from unbroken.agent.config import read_config
 from unbroken.agent.decisions.events import Event
-from unbroken_core import wire
-from unbroken_core.settings import JobSettings, Timeouts
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.settings import JobSettings, Timeouts
 
 URL = "http://127.0.0.1:9"
 

@@ -7,11 +7,11 @@ import pytest
 from unbroken.agent.decisions.events import WatchLost, WatchReported
 from unbroken.agent.decisions.reporting import _HEALTH_GATHER_S, Reporter
 from unbroken.agent.decisions.watching import ENDED, Watching
-from unbroken_core import wire
-from unbroken_core.errors import WireError
-from unbroken_core.findings import MAX_FINDINGS, Finding, Health, Verdict, bounded
-from unbroken_core.messages import Heartbeat, Report, WorkerState
-from unbroken_core.reasons import WorkerPhase
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import Heartbeat, Report, WorkerState
+from unbroken_core.vocabulary.errors import WireError
+from unbroken_core.vocabulary.findings import MAX_FINDINGS, Finding, Health, Verdict, bounded
+from unbroken_core.vocabulary.reasons import WorkerPhase
 
 RUNNING = (WorkerState(0, 0, WorkerPhase.RUNNING, 1),)
 OK = Finding("clock", "node", Verdict.OK)

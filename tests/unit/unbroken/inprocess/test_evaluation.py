@@ -14,8 +14,8 @@ from unbroken.inprocess import rank_assignment as ra
 from unbroken.inprocess.assignment.evaluation import answer
 from unbroken.inprocess.assignment.policy import Asked, ask
 from unbroken.inprocess.state import Mode, State
-from unbroken_core.layers import Layer
-from unbroken_core.messages import Policy, Question
+from unbroken_core.protocol.messages import Policy, Question
+from unbroken_core.vocabulary.layers import Layer
 
 from .rank_threads import Job
 

@@ -52,12 +52,12 @@ from unbroken.inprocess.torch_state import leftovers
 from unbroken.inprocess.torch_state.deferred_destroyer import MAX_DESTROYING, DeferredDestroyer
 from unbroken.inprocess.torch_state.leftovers import Leftovers
 from unbroken.standstill import standstill
-from unbroken_core import wire
-from unbroken_core.checkpoints import Candidate, Restore
-from unbroken_core.messages import PROTOCOL, Fault
 from unbroken_core.pod import stamps
 from unbroken_core.pod.pod_messages import Attach, Enter, Leave, WorkerReport
-from unbroken_core.reasons import Cause, WorkerPhase
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import PROTOCOL, Fault
+from unbroken_core.vocabulary.checkpoints import Candidate, Restore
+from unbroken_core.vocabulary.reasons import Cause, WorkerPhase
 
 PLACE = PodContext(Path("/run/pod"), local_rank=1, incarnation=0, local_world_size=2, pod_address="127.0.1.2")
 

@@ -13,8 +13,8 @@ from unbroken.inprocess.assignment.evaluation import answer
 from unbroken.inprocess.assignment.policy import Asked, ask, first_state, refuse_inside
 from unbroken.inprocess.pod.environment import PodContext
 from unbroken.inprocess.state import Mode, State
-from unbroken_core.layers import Layer
-from unbroken_core.messages import Answer, Policy, Question
+from unbroken_core.protocol.messages import Answer, Policy, Question
+from unbroken_core.vocabulary.layers import Layer
 
 STATE = State(rank=21, world_size=32)
 PLACE = PodContext(Path("/nowhere"), 3, 0, 4, "127.0.0.1")

@@ -30,7 +30,7 @@ from unbroken.inprocess.rank_assignment import (
     Tree,
 )
 from unbroken.inprocess.state import Mode, State
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 from .rank_threads import Job, MemoryStore
 

@@ -10,9 +10,9 @@ from unbroken.inprocess import rank_assignment as ra
 from unbroken.inprocess.assignment.policy import ask
 from unbroken.inprocess.assignment.size_filter import SizeTable, tabulate
 from unbroken.inprocess.state import State
-from unbroken_core.messages import Policy
+from unbroken_core.protocol.messages import Policy
+from unbroken_core.protocol.settings import JobSettings
 from unbroken_core.ranks.rules import Rules
-from unbroken_core.settings import JobSettings
 
 FULL = 64
 SETTINGS = JobSettings("digits", replicas=FULL, min_replicas=1, ranks_per_pod=1)

@@ -12,8 +12,8 @@ import pytest
 from unbroken.inprocess.loop import step_hold
 from unbroken.inprocess.loop.step_hold import StepHold
 from unbroken.inprocess.pod.progress import ProgressSlot
-from unbroken_core.messages import NO_STEP, Halt, Halted
 from unbroken_core.pod import stamps
+from unbroken_core.protocol.messages import NO_STEP, Halt, Halted
 
 LIMIT_S = 30.0
 ASK = Halt(term=1, number=1, iteration=3, step=0, is_common=False, within_s=600.0)

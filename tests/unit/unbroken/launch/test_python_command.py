@@ -13,7 +13,7 @@ from unbroken.launch.python_command import (
     parse_command,
     variable_read_at_import,
 )
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ from unbroken.memory.background.plans import WritePlan
 from unbroken.memory.background.publishing import Publisher
 from unbroken.memory.background.writer import DiskWriter, NotWrittenError, _read_plan
 from unbroken.memory.place import WorkerInfo
-from unbroken_core import wire
-from unbroken_core.checkpoints import OnDisk
 from unbroken_core.pod.memory_messages import MAX_REQUEST_BYTES, Written
+from unbroken_core.protocol import wire
+from unbroken_core.vocabulary.checkpoints import OnDisk
 
 FOR_EVER_S = 1e9
 

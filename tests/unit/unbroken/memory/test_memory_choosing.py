@@ -1,9 +1,9 @@
 """Which checkpoint is chosen: whole, of one moment, and of the newest timeline."""
 
 from unbroken.memory.choosing import MAX_CANDIDATES, ReadableCheckpoint, ReadableShard, candidates, with_later
-from unbroken_core.checkpoints import Candidate as Step
-from unbroken_core.checkpoints import Key, Load, LoadSource, Restore
 from unbroken_core.pod.memory_slots import Moment
+from unbroken_core.vocabulary.checkpoints import Candidate as Step
+from unbroken_core.vocabulary.checkpoints import Key, Load, LoadSource, Restore
 
 
 def offers(moment: Moment, ranks: range, world_size: int) -> list[ReadableShard]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unbroken.memory.layout import Shape, make_layout, read_layout
-from unbroken_core.errors import WireError
+from unbroken_core.vocabulary.errors import WireError
 
 SHAPES = (
     Shape("a", torch.float32, (4, 3), (2, 0), (2, 3), 0),

@@ -14,10 +14,10 @@ from unbroken.keeper.arena import Arena, SealedSlot
 from unbroken.keeper.counting import Counting
 from unbroken.keeper.server import Keeper
 from unbroken.keeper.telling import Telling
-from unbroken_core import wire
-from unbroken_core.checkpoints import OnDisk
-from unbroken_core.errors import WireError
 from unbroken_core.pod.memory_messages import Counted, Measure, Measured, ToKeeper, Written
+from unbroken_core.protocol import wire
+from unbroken_core.vocabulary.checkpoints import OnDisk
+from unbroken_core.vocabulary.errors import WireError
 
 NOW_S = 5000.0
 

@@ -4,8 +4,8 @@ import pytest
 
 from unbroken import restored_to
 from unbroken.memory.place import read_place
-from unbroken_core import wire
-from unbroken_core.checkpoints import Candidate, Restore
+from unbroken_core.protocol import wire
+from unbroken_core.vocabulary.checkpoints import Candidate, Restore
 
 OLD, NEW = Restore((Candidate(1, 2, 3, 4),)), Restore((Candidate(1, 3, 5, 4),))
 

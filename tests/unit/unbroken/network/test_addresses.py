@@ -3,7 +3,7 @@
 import pytest
 
 from unbroken.network.addresses import address_to_listen_on, plain_address, split_address
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 
 
 def test_address_and_port_are_told_apart() -> None:

@@ -9,7 +9,7 @@ from unbroken.network.authority import GRACE_S, AuthorityFile
 from unbroken.network.certificate import ServerCertificate
 from unbroken.run.certificates import write_certificates
 from unbroken_core.conventions.tls import server_name
-from unbroken_core.errors import InputError
+from unbroken_core.vocabulary.errors import InputError
 from unbroken_operator.adapters.certificates import make_certificates
 from unbroken_operator.decisions.objects.credentials import Certificates
 

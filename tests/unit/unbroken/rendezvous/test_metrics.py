@@ -15,12 +15,12 @@ from unbroken.rendezvous.metrics import (
     ViewCollector,
     count_spares,
 )
-from unbroken_core.checkpoints import MemoryStatus
-from unbroken_core.layers import Layer
-from unbroken_core.messages import JobStatus, PodStatus, TimeSpent
-from unbroken_core.reasons import Cause, JobPhase, Phase, Reason, Role, Rung, Spent, WorkerPhase
+from unbroken_core.protocol.messages import JobStatus, PodStatus, TimeSpent
+from unbroken_core.protocol.settings import JobSettings
 from unbroken_core.recovery.history import FaultRecord, History
-from unbroken_core.settings import JobSettings
+from unbroken_core.vocabulary.checkpoints import MemoryStatus
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Phase, Reason, Role, Rung, Spent, WorkerPhase
 
 SETTINGS = JobSettings(
     job="big", replicas=990, spares=10, ranks_per_pod=8, layers=(Layer("rack", "r"), Layer("switch", "s"))

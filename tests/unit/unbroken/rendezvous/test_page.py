@@ -6,7 +6,7 @@ from unbroken.network.refusals import Refusals
 from unbroken.rendezvous.page import Snapshots
 from unbroken.rendezvous.service import Service
 from unbroken_core.coordinator.coordinator import Coordinator
-from unbroken_core.settings import JobSettings
+from unbroken_core.protocol.settings import JobSettings
 
 
 def test_status_is_written_once_for_all_who_look_at_the_same_moment() -> None:

@@ -2,10 +2,10 @@
 
 from unbroken.rendezvous.pictures import tree_text
 from unbroken_core.coordinator.coordinator import Coordinator
-from unbroken_core.layers import Layer
+from unbroken_core.protocol.settings import JobSettings
 from unbroken_core.ranks.tree import Place, RankTree, explain
 from unbroken_core.ranks.worlds import shown_name
-from unbroken_core.settings import JobSettings
+from unbroken_core.vocabulary.layers import Layer
 
 
 def test_text_says_why_before_it_says_who_is_where() -> None:

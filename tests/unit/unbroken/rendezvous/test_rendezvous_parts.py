@@ -17,11 +17,11 @@ from unbroken.rendezvous.pictures import NoPictureError, tree_drawing, tree_text
 from unbroken.rendezvous.server import Server
 from unbroken.rendezvous.service import STATUS_GATHER_S, Service
 from unbroken_core.coordinator.coordinator import Coordinator
-from unbroken_core.errors import InputError
-from unbroken_core.layers import Layer
-from unbroken_core.messages import PROTOCOL, Hello, Report
+from unbroken_core.protocol.messages import PROTOCOL, Hello, Report
+from unbroken_core.protocol.settings import JobSettings
 from unbroken_core.ranks.tree import Place, RankTree
-from unbroken_core.settings import JobSettings
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.layers import Layer
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 

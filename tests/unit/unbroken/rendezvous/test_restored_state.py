@@ -7,14 +7,14 @@ import pytest
 
 from unbroken.rendezvous.config import read_config
 from unbroken.rendezvous.restored_state import TermFile, uses_on_clock
-from unbroken_core import wire
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.events import AgentJoined, Observed, Send
-from unbroken_core.errors import InputError
-from unbroken_core.messages import PROTOCOL, Earlier, Hello, Observation, Plan, RungUse, WorkerState
-from unbroken_core.reasons import Rung, WorkerPhase
-from unbroken_core.settings import JobSettings, RungBudget
-from unbroken_core.wire import settings_to_json
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import PROTOCOL, Earlier, Hello, Observation, Plan, RungUse, WorkerState
+from unbroken_core.protocol.settings import JobSettings, RungBudget
+from unbroken_core.protocol.wire import settings_to_json
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.reasons import Rung, WorkerPhase
 
 SETTINGS = JobSettings("digits", replicas=1)
 ENVIRONMENT = {

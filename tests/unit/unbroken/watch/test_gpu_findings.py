@@ -15,7 +15,7 @@ from unbroken.watch.checks.gpu import (
     judge_xids,
 )
 from unbroken.watch.nvml import GpuSample
-from unbroken_core.findings import MAX_FINDINGS, Finding, Verdict, bounded
+from unbroken_core.vocabulary.findings import MAX_FINDINGS, Finding, Verdict, bounded
 
 WELL = GpuSample(
     "GPU-a",

@@ -10,7 +10,7 @@ from unbroken.watch.checks import node, pcie, ports, storage
 from unbroken.watch.checks.storage import PathSample, judge_storage, read_answer
 from unbroken.watch.errors import NotCheckedError
 from unbroken.watch.files import Files
-from unbroken_core.findings import Finding, Verdict
+from unbroken_core.vocabulary.findings import Finding, Verdict
 
 
 def brief(findings: tuple[Finding, ...]) -> list[tuple[str, str, Verdict, int]]:

@@ -10,8 +10,8 @@ from unbroken.watch import extensions
 from unbroken.watch.checks.check import Check, Judgement
 from unbroken.watch.checks.probe import Probe, judge_probe, make_checks, read_probes
 from unbroken.watch.child import MAX_OUTPUT_BYTES, CommandResult
-from unbroken_core.errors import InputError
-from unbroken_core.findings import Finding, Verdict
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.findings import Finding, Verdict
 
 PROBE = Probe("scratch", ("true",))
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from unbroken_cli.sizing.reading import read_scenario
-from unbroken_core.errors import InputError
-from unbroken_core.reasons import Rung
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.reasons import Rung
 
 ROOT = Path(__file__).parents[4]
 BENCHMARKS = ROOT / "benchmarks"

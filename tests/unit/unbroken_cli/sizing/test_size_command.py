@@ -14,8 +14,8 @@ from unbroken.rendezvous.metrics import BUCKETS_S
 from unbroken_cli.commands import size
 from unbroken_cli.sizing.measured import measured_spreads
 from unbroken_cli.sizing.reading import read_scenario
-from unbroken_core.errors import InputError
-from unbroken_core.reasons import Phase
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.reasons import Phase
 
 
 def _metrics(observations: dict[str, list[float]]) -> str:

@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
-from unbroken_core.checkpoints import Copy, Held, Holding
 from unbroken_core.coordinator.events import Action, AgentReported, Observed, Send
-from unbroken_core.layers import Layer
-from unbroken_core.messages import Buddies, Observation, Plan, PodObservation, Report, Welcome
-from unbroken_core.reasons import Cause, WorkerPhase
-from unbroken_core.settings import JobSettings
+from unbroken_core.protocol.messages import Buddies, Observation, Plan, PodObservation, Report, Welcome
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.vocabulary.checkpoints import Copy, Held, Holding
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.reasons import Cause, WorkerPhase
 
 from .test_coordinator import Bench
 

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-from unbroken_core.bounds import MAX_NUMBER
-from unbroken_core.checkpoints import MAX_CANDIDATES, MAX_FLOORS, Held, Holding, Load, LoadSource
 from unbroken_core.coordinator.memory.choosing import (
     MAX_FAILURES,
     Attempts,
@@ -17,7 +15,9 @@ from unbroken_core.coordinator.memory.choosing import (
     recall,
 )
 from unbroken_core.coordinator.memory.table import MAX_STEPS_OF_PLACE, Checkpoints, ReportingPod, StepKey
-from unbroken_core.reasons import Cause
+from unbroken_core.protocol.bounds import MAX_NUMBER
+from unbroken_core.vocabulary.checkpoints import MAX_CANDIDATES, MAX_FLOORS, Held, Holding, Load, LoadSource
+from unbroken_core.vocabulary.reasons import Cause
 
 SEATS = {0: "a", 1: "b"}
 LIVING = {"a", "b", "c"}

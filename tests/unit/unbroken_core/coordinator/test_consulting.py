@@ -7,10 +7,20 @@ import pytest
 
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.events import Action, AgentDisconnected, AgentJoined, AgentReported, Send, Tick
-from unbroken_core.layers import Layer
-from unbroken_core.messages import Answer, Consult, Hello, JobStatus, Plan, Policy, Report, Respawn, WorkerState
-from unbroken_core.reasons import JobPhase, RankReason, Reason, WorkerPhase
-from unbroken_core.settings import JobSettings
+from unbroken_core.protocol.messages import (
+    Answer,
+    Consult,
+    Hello,
+    JobStatus,
+    Plan,
+    Policy,
+    Report,
+    Respawn,
+    WorkerState,
+)
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.reasons import JobPhase, RankReason, Reason, WorkerPhase
 
 READY, RUNNING, STARTING = WorkerPhase.READY, WorkerPhase.RUNNING, WorkerPhase.STARTING
 POLICY = Policy(code="script.Backwards")

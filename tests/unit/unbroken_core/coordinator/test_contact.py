@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 
 from unbroken_core.coordinator.events import Action, AgentDisconnected, Close, Observed
-from unbroken_core.messages import Finish, Interrupt, Observation, Plan, PodObservation, Refused, Respawn
-from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung
+from unbroken_core.protocol.messages import Finish, Interrupt, Observation, Plan, PodObservation, Refused, Respawn
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung
 
 from .test_coordinator import GONE, READY, RUNNING, SETTINGS, Bench, ranks, sent
 
 
 def running_plans(bench: Bench, *pods: str) -> dict[str, Plan]:
     """Return the plan that each pod of a running job holds, as its agent would tell it."""
-    from unbroken_core.messages import RankPlan
+    from unbroken_core.protocol.messages import RankPlan
 
     held = {pod.pod: pod.ranks for pod in bench.status().pods}
     plans = {}

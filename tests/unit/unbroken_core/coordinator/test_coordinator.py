@@ -18,8 +18,9 @@ from unbroken_core.coordinator.events import (
     Send,
     Tick,
 )
-from unbroken_core.layers import Layer
-from unbroken_core.messages import (
+from unbroken_core.pod.liveness import RECOVERY_RECONNECT_S
+from unbroken_core.pod.stacks import MAX_FRAME_CHARACTERS, MAX_FRAMES
+from unbroken_core.protocol.messages import (
     Fault,
     Finish,
     Heartbeat,
@@ -37,10 +38,9 @@ from unbroken_core.messages import (
     Welcome,
     WorkerState,
 )
-from unbroken_core.pod.liveness import RECOVERY_RECONNECT_S
-from unbroken_core.pod.stacks import MAX_FRAME_CHARACTERS, MAX_FRAMES
-from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
-from unbroken_core.settings import JobSettings, RungBudget, Timeouts
+from unbroken_core.protocol.settings import JobSettings, RungBudget, Timeouts
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
 
 READY, RUNNING, STOPPING = WorkerPhase.READY, WorkerPhase.RUNNING, WorkerPhase.STOPPING
 GONE, STARTING, COMPLETED = WorkerPhase.GONE, WorkerPhase.STARTING, WorkerPhase.COMPLETED

@@ -9,8 +9,7 @@ import pytest
 
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.events import AgentJoined, AgentReported, Event, Observed
-from unbroken_core.layers import Layer
-from unbroken_core.messages import (
+from unbroken_core.protocol.messages import (
     PROTOCOL,
     Fault,
     Heartbeat,
@@ -22,8 +21,9 @@ from unbroken_core.messages import (
     Report,
     WorkerState,
 )
-from unbroken_core.reasons import Cause, JobPhase, RankReason, Role, Rung, WorkerPhase
-from unbroken_core.settings import JobSettings, RungBudget
+from unbroken_core.protocol.settings import JobSettings, RungBudget
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, RankReason, Role, Rung, WorkerPhase
 
 
 def count_instructions(call: Callable[[], object]) -> int:

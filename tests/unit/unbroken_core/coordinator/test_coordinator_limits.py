@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from unbroken_core.bounds import MAX_CLAIMED
 from unbroken_core.coordinator.events import Close, Observed
-from unbroken_core.messages import (
+from unbroken_core.protocol.bounds import MAX_CLAIMED
+from unbroken_core.protocol.messages import (
     Fault,
     Interrupt,
     Observation,
@@ -17,8 +17,8 @@ from unbroken_core.messages import (
     Refused,
     Welcome,
 )
-from unbroken_core.reasons import Cause, JobPhase, RankReason, Role
-from unbroken_core.settings import JobSettings
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, RankReason, Role
 
 from .test_coordinator import READY, RUNNING, SETTINGS, Bench, ranks, sent
 

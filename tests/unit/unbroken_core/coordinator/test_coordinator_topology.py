@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from unbroken_core.coordinator.events import Observed
-from unbroken_core.layers import Layer
-from unbroken_core.messages import Observation, Plan, PodObservation, Respawn
-from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
-from unbroken_core.settings import RungBudget
+from unbroken_core.protocol.messages import Observation, Plan, PodObservation, Respawn
+from unbroken_core.protocol.settings import RungBudget
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
 
 from .test_coordinator import SETTINGS, Bench, ranks, sent
 

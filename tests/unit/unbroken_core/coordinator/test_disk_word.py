@@ -2,12 +2,12 @@
 
 import pytest
 
-from unbroken_core.checkpoints import Held, OnDisk
 from unbroken_core.coordinator.memory.choosing import Recall, memory_status
 from unbroken_core.coordinator.memory.table import Checkpoints, ReportingPod
-from unbroken_core.errors import WireError
-from unbroken_core.messages import Report
-from unbroken_core.wire import decode, encode
+from unbroken_core.protocol.messages import Report
+from unbroken_core.protocol.wire import decode, encode
+from unbroken_core.vocabulary.checkpoints import Held, OnDisk
+from unbroken_core.vocabulary.errors import WireError
 
 
 def table() -> Checkpoints:

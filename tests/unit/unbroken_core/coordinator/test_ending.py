@@ -4,8 +4,8 @@ import dataclasses
 
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.events import AgentDisconnected, Observed
-from unbroken_core.messages import Fault, Finish, Interrupt, Observation, PodObservation, Respawn
-from unbroken_core.reasons import Cause, JobPhase, Reason, Role
+from unbroken_core.protocol.messages import Fault, Finish, Interrupt, Observation, PodObservation, Respawn
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, Role
 
 from .test_coordinator import COMPLETED, GONE, Bench, sent
 

@@ -5,11 +5,11 @@ from functools import partial
 
 import pytest
 
-from unbroken_core.errors import InputError
-from unbroken_core.messages import Fault, Finish
-from unbroken_core.reasons import Cause, JobPhase, Reason, WorkerPhase
+from unbroken_core.protocol.messages import Fault, Finish
+from unbroken_core.protocol.settings import JobSettings
 from unbroken_core.recovery.history import FaultRecord, History
-from unbroken_core.settings import JobSettings
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, WorkerPhase
 
 from .test_coordinator import GONE, READY, RUNNING, SETTINGS, STARTING, STOPPING, Bench, sent
 

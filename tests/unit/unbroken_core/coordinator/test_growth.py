@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from unbroken_core.coordinator.events import Action, AgentDisconnected, Observed
-from unbroken_core.errors import InputError
-from unbroken_core.layers import Layer
-from unbroken_core.messages import NO_STEP, Halt, Interrupt, Observation, Plan, PodObservation
-from unbroken_core.reasons import Cause, JobPhase, Rung
-from unbroken_core.settings import JobSettings, RungBudget, Timeouts
+from unbroken_core.protocol.messages import NO_STEP, Halt, Interrupt, Observation, Plan, PodObservation
+from unbroken_core.protocol.settings import JobSettings, RungBudget, Timeouts
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Rung
 
 from .test_coordinator import READY, RUNNING, SETTINGS, Bench, ranks, sent
 from .test_moves import MovingBench, order_of

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from unbroken_core.coordinator.events import Action, AgentReported
-from unbroken_core.findings import Finding, Health, Verdict
-from unbroken_core.layers import Layer
-from unbroken_core.messages import Halt, Hello, Interrupt, Plan, Report, Respawn
-from unbroken_core.reasons import Cause, JobPhase, Rung
+from unbroken_core.protocol.messages import Halt, Hello, Interrupt, Plan, Report, Respawn
+from unbroken_core.protocol.settings import HealthMode, JobSettings, RungBudget
 from unbroken_core.recovery.health import BREAKER_S, BUDGET_S, MAX_BLAMED, SWITCH_S
-from unbroken_core.settings import HealthMode, JobSettings, RungBudget
+from unbroken_core.vocabulary.findings import Finding, Health, Verdict
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Rung
 
 from .test_coordinator import GONE, READY, RUNNING, SETTINGS, ranks, sent
 from .test_moves import MovingBench, order_of

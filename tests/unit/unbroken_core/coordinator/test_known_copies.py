@@ -2,8 +2,12 @@
 
 import pytest
 
-from unbroken_core.bounds import MAX_NUMBER
-from unbroken_core.checkpoints import (
+from unbroken_core.coordinator.memory.choosing import Attempts, decide_restore, offers_of
+from unbroken_core.coordinator.memory.claims import MAX_OWNERS
+from unbroken_core.coordinator.memory.holders import Run, named_fetches
+from unbroken_core.coordinator.memory.table import Checkpoints, ReportingPod, StepKey
+from unbroken_core.protocol.bounds import MAX_NUMBER
+from unbroken_core.vocabulary.checkpoints import (
     MAX_COPIES_TOLD,
     MAX_FETCHES,
     Copy,
@@ -13,10 +17,6 @@ from unbroken_core.checkpoints import (
     LoadSource,
     Peer,
 )
-from unbroken_core.coordinator.memory.choosing import Attempts, decide_restore, offers_of
-from unbroken_core.coordinator.memory.claims import MAX_OWNERS
-from unbroken_core.coordinator.memory.holders import Run, named_fetches
-from unbroken_core.coordinator.memory.table import Checkpoints, ReportingPod, StepKey
 
 PODS = "abcd"
 SEATS = dict(enumerate(PODS))

@@ -8,7 +8,7 @@ import pytest
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.events import Action, AgentDisconnected, AgentJoined, Observed
 from unbroken_core.coordinator.state.phases import Running
-from unbroken_core.messages import (
+from unbroken_core.protocol.messages import (
     NO_STEP,
     Halt,
     Halted,
@@ -17,8 +17,8 @@ from unbroken_core.messages import (
     Plan,
     PodObservation,
 )
-from unbroken_core.reasons import Cause, JobPhase, Rung
-from unbroken_core.settings import JobSettings, RungBudget, Timeouts
+from unbroken_core.protocol.settings import JobSettings, RungBudget, Timeouts
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Rung
 
 from .test_coordinator import COMPLETED, READY, SETTINGS, Bench, ranks, sent
 

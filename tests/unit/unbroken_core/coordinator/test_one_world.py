@@ -6,9 +6,17 @@ import pytest
 
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.events import Action, AgentDisconnected, AgentReported, Observed
-from unbroken_core.messages import Heartbeat, Interrupt, Observation, Plan, PodObservation, RankPlan, WorkerState
-from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung
-from unbroken_core.settings import JobSettings, RungBudget, Timeouts
+from unbroken_core.protocol.messages import (
+    Heartbeat,
+    Interrupt,
+    Observation,
+    Plan,
+    PodObservation,
+    RankPlan,
+    WorkerState,
+)
+from unbroken_core.protocol.settings import JobSettings, RungBudget, Timeouts
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung
 
 from .test_contact import running_plans
 from .test_coordinator import GONE, READY, RUNNING, SETTINGS, Bench, sent

@@ -9,8 +9,8 @@ from tests.unit.unbroken_core.coordinator.test_coordinator import SETTINGS, STAR
 from unbroken_core.coordinator.events import AgentDisconnected, Observed
 from unbroken_core.coordinator.state.places import MAX_BACK_OFF_S, MAX_START_ATTEMPTS
 from unbroken_core.coordinator.state.pod_clock import PodClock
-from unbroken_core.messages import Fault, Finish, Observation, Plan, PodObservation
-from unbroken_core.reasons import Cause, JobPhase, Reason, WorkerPhase
+from unbroken_core.protocol.messages import Fault, Finish, Observation, Plan, PodObservation
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, WorkerPhase
 
 LONG_S = 2_000.0
 

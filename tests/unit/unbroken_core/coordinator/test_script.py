@@ -8,12 +8,12 @@ import pytest
 
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.events import Action, AgentDisconnected, AgentJoined, AgentReported, Send, Tick
-from unbroken_core.errors import InputError
-from unbroken_core.layers import Layer
-from unbroken_core.messages import Hello, JobStatus, Plan, Policy, Report, WorkerState
+from unbroken_core.protocol.messages import Hello, JobStatus, Plan, Policy, Report, WorkerState
+from unbroken_core.protocol.settings import JobSettings, RungBudget
 from unbroken_core.ranks.rules import Rules
-from unbroken_core.reasons import JobPhase, RankReason, Reason, Rung, WorkerPhase
-from unbroken_core.settings import JobSettings, RungBudget
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.reasons import JobPhase, RankReason, Reason, Rung, WorkerPhase
 
 READY, RUNNING, STARTING, GONE = WorkerPhase.READY, WorkerPhase.RUNNING, WorkerPhase.STARTING, WorkerPhase.GONE
 RESERVE = Layer(replace_from=True)

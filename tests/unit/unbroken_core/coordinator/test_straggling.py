@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from unbroken_core.coordinator.events import Action, AgentReported
-from unbroken_core.findings import STRAGGLERS, Finding, Verdict
-from unbroken_core.messages import Halt, HealthStatus, Heartbeat, Interrupt, Pace, Plan
-from unbroken_core.reasons import Cause
-from unbroken_core.settings import HealthMode, JobSettings, StragglerMode
+from unbroken_core.protocol.messages import Halt, HealthStatus, Heartbeat, Interrupt, Pace, Plan
+from unbroken_core.protocol.settings import HealthMode, JobSettings, StragglerMode
+from unbroken_core.vocabulary.findings import STRAGGLERS, Finding, Verdict
+from unbroken_core.vocabulary.reasons import Cause
 
 from .test_coordinator import READY, RUNNING, SETTINGS, ranks, sent
 from .test_health import DOWN, WatchedBench

@@ -6,8 +6,17 @@ from dataclasses import replace
 import pytest
 
 from unbroken_core.coordinator.events import Observed, Send
-from unbroken_core.messages import EarlierRun, Fault, GonePod, Observation, Plan, PodObservation, RankPlan, WorkerState
-from unbroken_core.reasons import Cause, JobPhase, Phase, RankReason, Role, WorkerPhase
+from unbroken_core.protocol.messages import (
+    EarlierRun,
+    Fault,
+    GonePod,
+    Observation,
+    Plan,
+    PodObservation,
+    RankPlan,
+    WorkerState,
+)
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Phase, RankReason, Role, WorkerPhase
 
 from .test_coordinator import GONE, READY, RUNNING, STARTING, STOPPING, Bench
 

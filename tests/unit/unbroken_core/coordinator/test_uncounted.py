@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from unbroken_core.reasons import Cause, JobPhase, Reason, Rung
-from unbroken_core.settings import JobSettings, RungBudget
-from unbroken_core.wire import settings_from_json, settings_to_json
+from unbroken_core.protocol.settings import JobSettings, RungBudget
+from unbroken_core.protocol.wire import settings_from_json, settings_to_json
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, Rung
 
 from .test_coordinator import GONE, READY, RUNNING, SETTINGS, Bench
 

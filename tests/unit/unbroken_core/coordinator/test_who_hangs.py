@@ -6,9 +6,9 @@ import pytest
 from tests.unit.unbroken_core.coordinator.test_coordinator import Bench, sent
 
 from unbroken_core.coordinator.hangs import ANSWERS_WITHIN_S
-from unbroken_core.messages import Activity, Fault, Interrupt, Plan, Recovery
-from unbroken_core.reasons import Cause, Doing, JobPhase, WorkerPhase
-from unbroken_core.settings import JobSettings
+from unbroken_core.protocol.messages import Activity, Fault, Interrupt, Plan, Recovery
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.vocabulary.reasons import Cause, Doing, JobPhase, WorkerPhase
 
 READY, RUNNING, STOPPING = WorkerPhase.READY, WorkerPhase.RUNNING, WorkerPhase.STOPPING
 SETTINGS = JobSettings("digits", replicas=4, ranks_per_pod=1, max_faults_per_rank=1)

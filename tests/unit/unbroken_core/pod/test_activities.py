@@ -5,10 +5,10 @@ import string
 
 import pytest
 
-from unbroken_core.bounds import MAX_PLACE
 from unbroken_core.pod.activities import Reading, place_of, read
 from unbroken_core.pod.pod_messages import MainThread
-from unbroken_core.reasons import Doing
+from unbroken_core.protocol.bounds import MAX_PLACE
+from unbroken_core.vocabulary.reasons import Doing
 
 SITE = "/usr/lib/python3.11/site-packages"
 STD = "/usr/lib/python3.11"

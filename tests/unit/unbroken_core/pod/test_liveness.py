@@ -4,7 +4,7 @@ import pytest
 
 from unbroken_core.pod.liveness import Evidence, find_hangs, next_check_s, possible_delay_s, reconnect_grace_s
 from unbroken_core.pod.stamps import FLAG_IN_FUNCTION, FLAG_PING_ARMED, FLAG_PROTECTION_OFF, WorkerStamps
-from unbroken_core.settings import Timeouts
+from unbroken_core.protocol.settings import Timeouts
 
 TIMEOUTS = Timeouts(soft_s=10.0, hard_s=14.0)
 NOW_S = 1000.0

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken_core.checkpoints import MAX_COPIES
 from unbroken_core.ranks.buddies import CopyHolder, Ring, assign_buddies
+from unbroken_core.vocabulary.checkpoints import MAX_COPIES
 
 RACK, HOST, POD = 0, 1, 2
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from unbroken_core.errors import InputError
-from unbroken_core.layers import Layer
 from unbroken_core.ranks.ranking import Ranking
 from unbroken_core.ranks.rules import Rules
 from unbroken_core.ranks.tree import Place, RankTree, explain
 from unbroken_core.ranks.tree.world import RankedWorld
 from unbroken_core.ranks.worlds import Shortage, World
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.layers import Layer
 
 LAYERS = [
     Layer("job", min_ranks=1, max_ranks=8, replace_from=True),

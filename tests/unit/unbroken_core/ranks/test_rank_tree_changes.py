@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from unbroken_core.errors import InputError
-from unbroken_core.layers import Layer
 from unbroken_core.ranks.tree import Domain, Place, RankChange, RankTree, nesting_violations
 from unbroken_core.ranks.tree.planning import recount
 from unbroken_core.ranks.tree.renumbering import fill_gap_rank
-from unbroken_core.reasons import RankReason
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.reasons import RankReason
 
 
 def pods(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken_core.layers import Layer
 from unbroken_core.ranks.tree.world import RankedWorld
+from unbroken_core.vocabulary.layers import Layer
 
 N = None
 Row = list[int | None]

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from unbroken_core.layers import Layer
 from unbroken_core.ranks.tree.world import RankedWorld
+from unbroken_core.vocabulary.layers import Layer
 
 Path = tuple[str, ...]
 Rule = Callable[[int], int]

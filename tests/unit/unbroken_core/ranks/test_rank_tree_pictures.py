@@ -3,8 +3,8 @@
 from xml.etree import ElementTree
 
 from unbroken.rendezvous.tree_drawing import svg_picture
-from unbroken_core.layers import Layer
 from unbroken_core.ranks.tree import Place, RankTree, explain, picture
+from unbroken_core.vocabulary.layers import Layer
 
 LAYERS = [
     Layer("job", replace_from=True),

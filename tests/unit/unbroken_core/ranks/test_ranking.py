@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken_core.layers import Layer
 from unbroken_core.ranks.ranking import Ranking, pod_order
 from unbroken_core.ranks.rules import Rules
 from unbroken_core.ranks.worlds import Cut, Outcome, Shortage, World
-from unbroken_core.reasons import RankReason
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.reasons import RankReason
 
 LAYERS = (Layer("rack", "rack"), Layer("nvlink", "nvlink"))
 EIGHT = {f"p{n}": f"r{n // 4}/n{n // 2}" for n in range(8)}

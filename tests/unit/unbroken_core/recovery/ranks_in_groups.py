@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from unbroken_core.bounds import MAX_LAST
-from unbroken_core.messages import Activity, GroupState
 from unbroken_core.pod.group_ranks import rank_text
-from unbroken_core.reasons import Doing
+from unbroken_core.protocol.bounds import MAX_LAST
+from unbroken_core.protocol.messages import Activity, GroupState
 from unbroken_core.recovery.hangs import Witness
+from unbroken_core.vocabulary.reasons import Doing
 
 SOFT_S = 60.0
 Call = tuple[str, str]

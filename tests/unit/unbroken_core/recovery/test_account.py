@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken_core.messages import EarlierRun, TimeSpent
-from unbroken_core.reasons import Spent
+from unbroken_core.protocol.messages import EarlierRun, TimeSpent
 from unbroken_core.recovery.account import ratios, terms, wall_of
 from unbroken_core.recovery.progress import Progress
+from unbroken_core.vocabulary.reasons import Spent
 
 
 def spent(progress: Progress, now_s: float) -> TimeSpent:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from unbroken_core.findings import Finding, Health, Verdict
 from unbroken_core.recovery.health import Blame, Strike, assess, strike_of
+from unbroken_core.vocabulary.findings import Finding, Health, Verdict
 
 LOST = Finding("gpu-events", "GPU-a", Verdict.FATAL, "xid-79", message="XID 79: the GPU has fallen off the bus")
 GONE = Finding("gpu", "GPU-a", Verdict.FATAL, "gpu-lost")

@@ -16,11 +16,11 @@ from tests.unit.unbroken_core.recovery.ranks_in_groups import (
     steps,
 )
 
-from unbroken_core.messages import Activity, GroupState
 from unbroken_core.pod.group_ranks import rank_runs, rank_text
-from unbroken_core.reasons import Doing
+from unbroken_core.protocol.messages import Activity, GroupState
 from unbroken_core.recovery.collectives import find_waits
 from unbroken_core.recovery.hangs import HangVerdict, Witness, judge
+from unbroken_core.vocabulary.reasons import Doing
 
 TP, DP, STEPS = 4, 4, 3
 Program = list[Call]

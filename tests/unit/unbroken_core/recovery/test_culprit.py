@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from unbroken_core.reasons import Cause
 from unbroken_core.recovery.history import FaultRecord, Incident
+from unbroken_core.vocabulary.reasons import Cause
 
 WAITS = FaultRecord(Cause.SOFT_TIMEOUT, "waits", 0, at_s=10.0, detect_s=62.0)
 """Reported at 72; its last progress was at 10."""

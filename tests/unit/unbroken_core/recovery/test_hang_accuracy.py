@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from tests.unit.unbroken_core.recovery.ranks_in_groups import SOFT_S, STOP, Ranks, grid, steps
 
-from unbroken_core.reasons import Doing
 from unbroken_core.recovery.hangs import HangVerdict, Witness, judge
+from unbroken_core.vocabulary.reasons import Doing
 
 NUM_SEEDS = 400
 STEPS = 4

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from unbroken_core.messages import Activity
-from unbroken_core.reasons import Cause, Doing
+from unbroken_core.protocol.messages import Activity
 from unbroken_core.recovery.hangs import HangVerdict, Witness, judge
 from unbroken_core.recovery.history import FaultRecord, Incident
+from unbroken_core.vocabulary.reasons import Cause, Doing
 
 SOFT_S = 60.0
 WAITS = Activity(0, Doing.COLLECTIVE, "all_reduce", 62.0, 62.0, 40, 1)

@@ -1,8 +1,8 @@
 """Budgets of the rungs."""
 
-from unbroken_core.reasons import Rung
+from unbroken_core.protocol.settings import RungBudget
 from unbroken_core.recovery.budgets import Budgets
-from unbroken_core.settings import RungBudget
+from unbroken_core.vocabulary.reasons import Rung
 
 
 def test_a_rung_that_is_not_listed_is_never_possible() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from unbroken_core.ranks.worlds import Shortage, World
-from unbroken_core.reasons import Reason, Rung
 from unbroken_core.recovery import ladder
 from unbroken_core.recovery.ladder import Fail, RestartJob, Situation, TakeWorld, WaitForHelp, choose
+from unbroken_core.vocabulary.reasons import Reason, Rung
 
 ALL = frozenset(Rung)
 SAME = World(2, 2)

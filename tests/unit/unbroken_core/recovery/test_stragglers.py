@@ -5,7 +5,7 @@ import random
 import pytest
 
 from unbroken_core.coordinator.state.pace_table import PaceTable
-from unbroken_core.messages import Pace
+from unbroken_core.protocol.messages import Pace
 from unbroken_core.ranks.worlds import Worker
 from unbroken_core.recovery.stragglers import MIN_RANKS, find_slow, stage_of
 

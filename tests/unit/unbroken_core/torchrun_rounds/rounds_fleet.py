@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from unbroken_core import wire
+from unbroken_core.protocol import wire
 from unbroken_core.torchrun_rounds.messages import (
     PROTOCOL,
     Departure,

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from tests.unit.unbroken_core.torchrun_rounds.rounds_fleet import LIMITS, Fleet
 
-from unbroken_core.errors import WireError
 from unbroken_core.torchrun_rounds.messages import Departure, EndOfRounds, Intent, NodeReport, Stage
 from unbroken_core.torchrun_rounds.rounds import KEEP_S, RunRounds
+from unbroken_core.vocabulary.errors import WireError
 
 
 def _stage(fleet: Fleet, name: str) -> Stage:

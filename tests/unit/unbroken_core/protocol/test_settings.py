@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from unbroken_core.errors import InputError
-from unbroken_core.layers import Layer
-from unbroken_core.reasons import Rung
-from unbroken_core.settings import JobSettings, RungBudget, Timeouts
-from unbroken_core.wire import settings_from_json, settings_to_json
+from unbroken_core.protocol.settings import JobSettings, RungBudget, Timeouts
+from unbroken_core.protocol.wire import settings_from_json, settings_to_json
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.reasons import Rung
 
 GOOD = JobSettings("digits", replicas=4, ranks_per_pod=2)
 

@@ -8,9 +8,9 @@ import pytest
 from tools.record_messages import FOLDER, KINDS, recorded
 
 import unbroken_core
-from unbroken_core.errors import WireError
-from unbroken_core.settings import JobSettings
-from unbroken_core.wire import decode, encode, settings_from_json, settings_to_json
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.protocol.wire import decode, encode, settings_from_json, settings_to_json
+from unbroken_core.vocabulary.errors import WireError
 
 LINES = [
     pytest.param(line, id=f"{path.stem} line {number}")

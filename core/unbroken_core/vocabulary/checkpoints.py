@@ -6,7 +6,7 @@ Parts of messages (`messages`, `pod.pod_messages`, `pod.memory_messages`). Froze
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from unbroken_core.reasons import Word
+from unbroken_core.vocabulary.reasons import Word
 
 MAX_CANDIDATES = 4
 """Steps that a plan names, in order."""

@@ -1,8 +1,8 @@
 """The one table of bounds: how large each number, text and list of a message may be, whoever sent it.
 
 The types say that `step` is an int; a trainer, or whoever holds a job's token, could send 2**70 all the same. So
-`unbroken_core.wire` refuses a message of which a part is out of its bounds, and says which, what it got and what it
-wants. A field is looked up as `Message.field`, then as `field`, since a name means the same in all messages.
+`protocol.wire` refuses a message of which a part is out of its bounds, and says which, what it got and what it wants.
+A field is looked up as `Message.field`, then as `field`, since a name means the same in all messages.
 
 What is only right or wrong in a given job (a world larger than it, an iteration that nobody has given out) is checked
 by its coordinator (`unbroken_core.coordinator.limits`). Messages for torchrun have a table of their own
@@ -13,7 +13,8 @@ import re
 from collections.abc import Iterable
 from typing import Union
 
-from unbroken_core.checkpoints import (
+from unbroken_core.protocol.settings import MAX_PODS, MAX_RANKS_PER_POD
+from unbroken_core.vocabulary.checkpoints import (
     MAX_CANDIDATES,
     MAX_COPIES,
     MAX_COPIES_TOLD,
@@ -23,9 +24,8 @@ from unbroken_core.checkpoints import (
     MAX_PINNED,
     MAX_SOURCES,
 )
-from unbroken_core.findings import MAX_FINDINGS
-from unbroken_core.names import NAME
-from unbroken_core.settings import MAX_PODS, MAX_RANKS_PER_POD
+from unbroken_core.vocabulary.findings import MAX_FINDINGS
+from unbroken_core.vocabulary.names import NAME
 
 MAX_NUMBER = (1 << 53) - 1
 """Highest step, iteration, term or other count: every reader of JSON, JavaScript's too, knows it exactly."""

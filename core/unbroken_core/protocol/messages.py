@@ -3,17 +3,17 @@
     agent     <-> rendezvous   one WebSocket a pod, one JSON object a frame
     operator  <-> rendezvous   HTTP, one JSON object a body
 
-What is said inside of a pod is in `pod_messages`. Frozen dataclasses of JSON types only; `unbroken_core.wire` turns
-them into text and back, strictly.
+What is said inside of a pod is in `pod_messages`. Frozen dataclasses of JSON types only; `protocol.wire` turns them
+into text and back, strictly.
 """
 
 from dataclasses import dataclass, field
 from typing import Union
 
-from unbroken_core.checkpoints import Held, Key, MemoryStatus, Peer, Restore
-from unbroken_core.findings import Finding, Health
-from unbroken_core.layers import Layer
-from unbroken_core.reasons import Cause, Doing, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
+from unbroken_core.vocabulary.checkpoints import Held, Key, MemoryStatus, Peer, Restore
+from unbroken_core.vocabulary.findings import Finding, Health
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.reasons import Cause, Doing, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
 
 PROTOCOL = 1
 """Version of all messages; a peer of another version is refused. New fields with a default need no new one."""

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.message_values import values_of
 
-from unbroken_core import messages
-from unbroken_core.checkpoints import Candidate, Held, Holding, Restore
-from unbroken_core.errors import WireError
-from unbroken_core.layers import Layer
-from unbroken_core.messages import Fault, Heartbeat, Hello, Observation, Policy, Report, WorkerState
 from unbroken_core.pod import pod_messages
-from unbroken_core.reasons import Cause, Role, WorkerPhase
-from unbroken_core.settings import JobSettings
-from unbroken_core.wire import MAX_MESSAGE_BYTES, decode, encode, settings_from_json, settings_to_json
+from unbroken_core.protocol import messages
+from unbroken_core.protocol.messages import Fault, Heartbeat, Hello, Observation, Policy, Report, WorkerState
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.protocol.wire import MAX_MESSAGE_BYTES, decode, encode, settings_from_json, settings_to_json
+from unbroken_core.vocabulary.checkpoints import Candidate, Held, Holding, Restore
+from unbroken_core.vocabulary.errors import WireError
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.reasons import Cause, Role, WorkerPhase
 
 KINDS: list[type] = [
     kind

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from unbroken_core.checkpoints import MAX_COPIES
-from unbroken_core.errors import InputError
-from unbroken_core.layers import Layer
-from unbroken_core.reasons import Cause, Rung, Word
+from unbroken_core.vocabulary.checkpoints import MAX_COPIES
+from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.layers import Layer
+from unbroken_core.vocabulary.reasons import Cause, Rung, Word
 
 MAX_RANKS_PER_POD = 64
 MAX_PODS = 65_536

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from tests.message_values import values_of
 
 from unbroken.agent.decisions.events import AgentMemory
-from unbroken_core import messages, wire
-from unbroken_core.bounds import BOUNDS, MAX_NUMBER, Items, Number, Text, bound_of
-from unbroken_core.errors import WireError
-from unbroken_core.messages import AgentMessage, Fault, Heartbeat, Hello, Plan, Report, WorkerState
 from unbroken_core.pod import memory_messages, pod_messages, replica_messages
 from unbroken_core.pod.pod_messages import WorkerReport
-from unbroken_core.reasons import Cause, Role, WorkerPhase
+from unbroken_core.protocol import messages, wire
+from unbroken_core.protocol.bounds import BOUNDS, MAX_NUMBER, Items, Number, Text, bound_of
+from unbroken_core.protocol.messages import AgentMessage, Fault, Heartbeat, Hello, Plan, Report, WorkerState
+from unbroken_core.vocabulary.errors import WireError
+from unbroken_core.vocabulary.reasons import Cause, Role, WorkerPhase
 
 UNIONS = (
     messages.AgentMessage,

@@ -1,5 +1,5 @@
 """Messages as JSON text and back. Strict: whatever is not a known message, within the bounds of
-`unbroken_core.bounds`, is refused with WireError.
+`unbroken_core.protocol.bounds`, is refused with WireError.
 
 Only a field that is not known is passed over, since the other side may be one minor release newer: what it adds, it may
 leave out as well (docs/design/0019-version-skew.md). Settings are stricter: one that is not known cannot be obeyed.
@@ -15,12 +15,12 @@ from enum import Enum
 from functools import cache, lru_cache
 from typing import Any, TypeVar, Union, cast
 
-from unbroken_core import messages
-from unbroken_core.bounds import Bound, bound_of
-from unbroken_core.checkpoints import Candidate, Held, MemoryStatus, Restore
-from unbroken_core.errors import InputError, WireError
-from unbroken_core.layers import Layer
-from unbroken_core.settings import HealthMode, JobSettings, StragglerMode
+from unbroken_core.protocol import messages
+from unbroken_core.protocol.bounds import Bound, bound_of
+from unbroken_core.protocol.settings import HealthMode, JobSettings, StragglerMode
+from unbroken_core.vocabulary.checkpoints import Candidate, Held, MemoryStatus, Restore
+from unbroken_core.vocabulary.errors import InputError, WireError
+from unbroken_core.vocabulary.layers import Layer
 
 MAX_MESSAGE_BYTES = 4 << 20
 """Longest message that is read. An Observation of 16,384 pods is 2.5 MB."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from unbroken_core.reasons import Word
+from unbroken_core.vocabulary.reasons import Word
 
 MAX_FINDINGS = 64
 """Of one pod."""
