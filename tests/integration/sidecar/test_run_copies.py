@@ -10,6 +10,7 @@ import pytest
 from tests.processes import environment_of
 
 from unbroken.folders import lock_folder
+from unbroken.memory.disk import steps_on_disk
 
 from .conftest import RunningJob
 from .memory_runs import WORKLOAD, Calm, losses, restored
@@ -51,13 +52,21 @@ def lose_pod(job: RunningJob, folder: Path, iteration: int, protected: int) -> N
     """Kill a whole pod at once, launcher, agent and keeper, when this step is protected and its rank waits."""
     pod = job.wait_for(lambda: held(folder, iteration), f"a rank that waits in iteration {iteration}", LIMIT_S)
     job.wait_for(lambda: memory_of(job)["protected_step"] >= protected, f"step {protected} protected", LIMIT_S)
-    agent, launcher = job.part_of_pod("unbroken.agent", pod), job.part_of_pod("unbroken.launch", pod)
-    keeper = next(one for one in agent.children() if "unbroken.keeper" in one.cmdline())
-    root = Path(environment_of(keeper)["UNBROKEN_MEMORY_DIR"])
-    assert any(root.glob("*/*.slot"))
-    # In one go, as the loss of a host is: nobody sees one end before another.
-    subprocess.run(["kill", "-KILL", *(str(part.pid) for part in (launcher, agent, keeper))], check=False)
-    job.wait_for(lambda: not root.exists(), "the memory of a lost pod to be gone", LIMIT_S)
+    lose(job, pod)
+
+
+def lose(job: RunningJob, *pods: str) -> None:
+    """Kill whole pods in one go, as the loss of a host is: nobody sees one end before another."""
+    parts, roots = [], []
+    for pod in pods:
+        agent, launcher = job.part_of_pod("unbroken.agent", pod), job.part_of_pod("unbroken.launch", pod)
+        keeper = next(one for one in agent.children() if "unbroken.keeper" in one.cmdline())
+        root = Path(environment_of(keeper)["UNBROKEN_MEMORY_DIR"])
+        assert any(root.glob("*/*.slot"))
+        parts += [launcher, agent, keeper]
+        roots.append(root)
+    subprocess.run(["kill", "-KILL", *(str(part.pid) for part in parts)], check=False)
+    job.wait_for(lambda: not any(root.exists() for root in roots), "the memory of lost pods to be gone", LIMIT_S)
 
 
 def complete(job: RunningJob) -> None:
@@ -107,3 +116,23 @@ def test_a_smaller_world_goes_on_with_the_shards_of_a_lost_pod(start_job: Callab
     assert worlds == {("0", "3", "None"), ("1", "2", "6"), ("2", "2", "8")}
     loaded, saved = states(folder, "loaded"), states(folder, "saved")
     assert loaded == {(1, 6): saved[0, 6], (2, 8): saved[1, 8]}
+
+
+def test_all_pods_lost_at_once_mean_the_disk_and_no_loss_differs(
+    start_job: Callable[..., Any], calm: Calm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Owners and holders of all copies go together, and with them a step that was protected."""
+    wanted = calm("fsdp2")
+    monkeypatch.setenv("TEST_DISK", str(tmp_path / "disk"))
+    monkeypatch.setenv("TEST_DISK_EVERY", "4")
+    monkeypatch.setenv("TEST_FLUSH_LAST", "1")
+    folder = tmp_path / "broken"
+    job = start(start_job, folder, ("--pods", "2", "--ranks-per-pod", "2"), "hold:0:2:5")
+    job.wait_for(lambda: held(folder, 0), "a rank that waits", LIMIT_S)
+    job.wait_for(lambda: memory_of(job)["protected_step"] == 4, "step 4 protected", LIMIT_S)
+    job.wait_for(lambda: steps_on_disk(tmp_path / "disk")[:1] == [4], "step 4 on the disk", LIMIT_S)
+    lose(job, *(pod["pod"] for pod in job.status()["pods"]))
+    complete(job)
+    assert restored(folder) == {0: {"None"}, 1: {"4"}}
+    assert losses(folder) == wanted
+    assert states(folder, "loaded") == {(1, 4): states(folder, "saved")[0, 4]}

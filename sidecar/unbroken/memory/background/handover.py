@@ -171,8 +171,8 @@ class Handover:
     def wait(self, seconds: float) -> bool:
         """Wait until the newest step that was due is whole on the disk; return whether it is.
 
-        A collective of all ranks, which return the same. If one could not save it in memory, they wait for the newest
-        that all could.
+        A collective of all ranks, which return the same. If one could not order it to be written, they wait for the
+        newest that all have ordered.
         """
         until_s = time.monotonic() + seconds
         while self._due is not None and time.monotonic() < until_s:
@@ -192,7 +192,7 @@ class Handover:
             problem = f"rank {all_due.index(last)} {where}"
         elif step != newest_due:
             lacking = [rank for rank, row in enumerate(rows) if [newest_due] not in row[1:]]
-            problem = f"not all ranks could save it in memory: rank {lacking[0]} could not"
+            problem = f"rank {lacking[0]} did not save it in memory, or no longer had it when it could be written"
         if self._epoch is None:
             problem = "`load` could not begin there"
         elif step >= 0:

@@ -150,7 +150,7 @@ def test_a_rank_that_cannot_save_meets_the_others_all_the_same(
     assert not world.checkpointer.flush(STATE, 7)
     assert (world.num_met, world.child.ordered) == (2, [])
     assert refusal in caplog.text
-    assert "step 7 is not on the disk: not all ranks could save it in memory: rank 0 could not" in caplog.text
+    assert "step 7 is not on the disk: rank 0 did not save it in memory, or no longer had it" in caplog.text
 
 
 def test_what_cannot_be_saved_is_raised_once_the_others_wait_no_more(world: World) -> None:
@@ -162,7 +162,7 @@ def test_what_cannot_be_saved_is_raised_once_the_others_wait_no_more(world: Worl
 @pytest.mark.parametrize(
     ("other", "problem"),
     [
-        ([[7]], "not all ranks could save it in memory: rank 1 could not"),
+        ([[7]], "rank 1 did not save it in memory, or no longer had it"),
         ([[6], [6]], "rank 1 is at step 6"),
         ([[-1]], "rank 1 has saved none that was due"),
     ],
