@@ -51,7 +51,7 @@ def test_after_a_fault_all_pods_are_created_again_and_go_on_from_the_checkpoint(
     command = [sys.executable, str(BENCHMARKS / "lost_time.py"), "--quick", "--kinds", kind, "--loud"]
     done = subprocess.run(
         [*command, "--systems", "recreate", "--limit", str(LIMIT_S), "--json", str(file)],
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(BENCHMARKS)},
         timeout=LIMIT_S + 120,
         capture_output=True,
         text=True,
