@@ -130,6 +130,19 @@ class Holds:
             self._check_touch(change, is_end=is_end)
         if is_end:
             self._ending.add(item["metadata"]["uid"])
+        self._note_blame(item, is_end=is_end)
+
+    def _note_blame(self, item: JsonObject, *, is_end: bool) -> None:
+        """Who is told to leave a node in trouble may be blamed, though its kubelet does not hear of it.
+
+        Whether it was right to delete it is for `_check_deletion` to say.
+        """
+        self._note_nodes()
+        is_led_away = bool((item["metadata"].get("annotations") or {}).get(layout.LEAVING_ANNOTATION))
+        node = item["spec"].get("nodeName") or ""
+        is_in_trouble = self.world.now_s <= self.unready_at.get(node, -1e9) + EXCUSED_S
+        if is_in_trouble and (is_end or is_led_away):
+            self.world.guilty_pods.add(item["metadata"]["uid"])
 
     def _check_touch(self, change: Change, *, is_end: bool) -> None:
         """The operator touches pods of its job alone."""
