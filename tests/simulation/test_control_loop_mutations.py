@@ -12,11 +12,13 @@ from tests.simulation.control_loop.loop_runner import LoopResult, run_loop_seed
 from tests.simulation.control_loop.loop_schedule import make_loop_schedule
 
 from unbroken_core.protocol.messages import Earlier
+from unbroken_operator import worker
 from unbroken_operator.adapters import executor
 from unbroken_operator.adapters.lease import Lease
-from unbroken_operator.adapters.stores import NodeStore, PodStore
+from unbroken_operator.adapters.stores import PodStore
 from unbroken_operator.decisions import assessment, snapshot
 from unbroken_operator.decisions import plan as planning
+from unbroken_operator.decisions.actions import Decision
 from unbroken_operator.decisions.memory import JobMemory
 from unbroken_operator.decisions.objects import successor
 from unbroken_operator.decisions.reporting import status
@@ -47,10 +49,6 @@ def call_all_pods_accounted_for(patch: Patch) -> None:
 def take_a_deletion_for_the_end(patch: Patch) -> None:
     """A pod that is told to end has ended."""
     patch.setattr(snapshot, "_has_ended", lambda item: bool(item["metadata"].get("deletionTimestamp")))
-
-
-def take_a_node_that_is_not_known_for_gone(patch: Patch) -> None:
-    patch.setattr(NodeStore, "unseen", lambda _self, _names: frozenset())
 
 
 def reserve_no_ordinals(patch: Patch) -> None:
@@ -109,12 +107,25 @@ def overwrite_what_was_reserved_since(patch: Patch) -> None:
     patch.setattr(executor, "_ORDINALS", frozenset())
 
 
+def stop_once_the_job_runs(patch: Patch) -> None:
+    plain = planning.plan
+
+    def plan(seen: Snapshot) -> Decision:
+        return Decision(()) if seen.status.get("state") == "Running" else plain(seen)
+
+    patch.setattr(worker, "plan", plan)
+
+
+def delete_no_pods(patch: Patch) -> None:
+    """Neither those that count as lost, which may come back, nor those that are too many."""
+    patch.setattr(planning, "_deletions", lambda *_given: iter(()))
+
+
 BREAKS: dict[Callable[[Patch], None], tuple[str, int]] = {
     write_after_the_lease_is_lost: ("operator pauses", 226),
     believe_the_node_alone: ("partition", 688),
     call_all_pods_accounted_for: ("partition", 84),
     take_a_deletion_for_the_end: ("delete pod", 0),
-    take_a_node_that_is_not_known_for_gone: ("watch lags", 1150),
     reserve_no_ordinals: ("lose pod", 0),
     begin_each_rendezvous_at_nothing: ("delete rendezvous", 0),
     lead_before_the_other_has_ended: ("cordon", 0),
@@ -123,8 +134,16 @@ BREAKS: dict[Callable[[Patch], None], tuple[str, int]] = {
     delete_what_bears_the_label: ("delete pod", 0),
     forget_which_ordinals_were_tried: ("lost answer", 148),
     overwrite_what_was_reserved_since: ("late write", 426),
+    stop_once_the_job_runs: ("lose pod", 55),
+    delete_no_pods: ("partition", 84),
 }
 """What strikes often in the schedules that are searched, and the seed to begin with."""
+
+FOUND_BY: dict[Callable[[Patch], None], str] = {
+    stop_once_the_job_runs: "the status says Running",
+    delete_no_pods: "are wanted",
+}
+"""Words of the check that is to find it, where no other break needs that check."""
 
 
 def seeds_with(kind: str, first: int) -> Iterator[int]:
@@ -147,3 +166,4 @@ def test_a_broken_operator_is_found(break_it: Callable[[Patch], None], monkeypat
     result = found(break_it, monkeypatch)
     assert result is not None
     assert result.failure.startswith("Violation"), result.failure
+    assert FOUND_BY.get(break_it, "") in result.failure

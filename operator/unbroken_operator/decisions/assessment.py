@@ -7,7 +7,7 @@ from unbroken_core.protocol.settings import JobSettings
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, Role
 from unbroken_operator.decisions.admission import ValidSpec
 from unbroken_operator.decisions.domains import Domains, find_domains
-from unbroken_operator.decisions.lifecycle import JobOutcome, is_suspended, job_outcome
+from unbroken_operator.decisions.lifecycle import JobOutcome, is_suspended, job_outcome, look_again_s
 from unbroken_operator.decisions.node_signals import troubled_pods
 from unbroken_operator.decisions.objects.manifests import settings_digest
 from unbroken_operator.decisions.objects.rendezvous_place import made_from
@@ -66,8 +66,11 @@ def assess(snapshot: Snapshot, verdict: ValidSpec) -> Assessment:
     report = snapshot.report
     members = {pod.uid: pod for pod in report.pods} if report is not None else {}
     trainers = snapshot.trainers()
-    lost = frozenset(pod.uid for pod in snapshot.pods if _is_lost(pod, snapshot, members))
     outcome = job_outcome(snapshot, verdict.spec)
+    suspended = outcome is None and is_suspended(snapshot, verdict.spec)
+    # An operator that has just begun asks first: the rendezvous may say that pods train of which no kubelet tells.
+    may_hear = outcome is None and not suspended and look_again_s(snapshot) is not None
+    lost = frozenset(pod.uid for pod in snapshot.pods if _is_lost(pod, snapshot, members, may_hear=may_hear))
     is_over = outcome is not None or _may_have_ended(snapshot, settings, lost)
     alive = [pod for pod in trainers if _counts(pod, lost, members, report, is_over=is_over)]
     outdated = outdated_pods(verdict.spec, alive)
@@ -80,7 +83,7 @@ def assess(snapshot: Snapshot, verdict: ValidSpec) -> Assessment:
     )
     return Assessment(
         outcome=outcome,
-        is_suspended=outcome is None and is_suspended(snapshot, verdict.spec),
+        is_suspended=suspended,
         report=report,
         members=members,
         lost=lost,
@@ -140,11 +143,13 @@ def _gone(pod: PodView, lost: frozenset[str]) -> Cause | None:
     return Cause.POD_LEAVING if pod.is_deleting or pod.leaving else None
 
 
-def _is_lost(pod: PodView, snapshot: Snapshot, members: dict[str, PodStatus]) -> bool:
+def _is_lost(pod: PodView, snapshot: Snapshot, members: dict[str, PodStatus], *, may_hear: bool) -> bool:
     if not pod.node or pod.is_terminal or pod.node in snapshot.unseen_nodes:
         return False
     node = snapshot.nodes.get(pod.node)
     if node is not None and node.is_ready:
+        return False
+    if may_hear and node is not None and not node.is_out_of_service:
         return False
     # A node that only the API server cannot reach may train on: its agent's connection is the better witness.
     if snapshot.is_reachable and pod.uid == snapshot.report_from:

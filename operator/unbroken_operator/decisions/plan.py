@@ -45,7 +45,7 @@ from unbroken_operator.decisions.cleanup import (
     without_agent,
 )
 from unbroken_operator.decisions.drift import drift, notices
-from unbroken_operator.decisions.lifecycle import deadline_left_s, without_ended_report
+from unbroken_operator.decisions.lifecycle import deadline_left_s, has_run, look_again_s, without_ended_report
 from unbroken_operator.decisions.limits.batches import pods_a_plan
 from unbroken_operator.decisions.limits.retry import retry_delay_s
 from unbroken_operator.decisions.memory import STAND_BACK_S
@@ -56,7 +56,6 @@ from unbroken_operator.decisions.objects.network_policy import network_policies
 from unbroken_operator.decisions.objects.training_pods import DumpedTemplate, dumped_template, training_pod
 from unbroken_operator.decisions.reporting.events import events
 from unbroken_operator.decisions.reporting.rivals import rival_event, stands_back
-from unbroken_operator.decisions.reporting.silence import has_run, look_again_s
 from unbroken_operator.decisions.reporting.status import earlier, next_status, status_patch
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
 from unbroken_operator.decisions.spreading import spare_preferences

@@ -11,7 +11,7 @@ from tests.simulation.pod import Pod
 
 from unbroken_core.protocol.messages import Earlier, Observation
 from unbroken_core.protocol.wire import decode
-from unbroken_core.vocabulary.reasons import JobPhase, Reason, WorkerPhase
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, WorkerPhase
 from unbroken_operator.api import layout
 from unbroken_operator.api.status_models import JobStateWord
 
@@ -130,6 +130,20 @@ class Holds:
             self._check_touch(change, is_end=is_end)
         if is_end:
             self._ending.add(item["metadata"]["uid"])
+        self._note_blame(item, is_end=is_end)
+
+    def _note_blame(self, item: JsonObject, *, is_end: bool) -> None:
+        """Who is told to leave a node in trouble may be blamed, though its kubelet does not hear of it.
+
+        Whether it was right to delete it is for `_check_deletion` to say.
+        """
+        is_led_away = bool((item["metadata"].get("annotations") or {}).get(layout.LEAVING_ANNOTATION))
+        if (is_end or is_led_away) and self._is_in_trouble(item["spec"].get("nodeName") or ""):
+            self.world.guilty_pods.add(item["metadata"]["uid"])
+
+    def _is_in_trouble(self, node: str) -> bool:
+        self._note_nodes()
+        return self.world.now_s <= self.unready_at.get(node, -1e9) + EXCUSED_S
 
     def _check_touch(self, change: Change, *, is_end: bool) -> None:
         """The operator touches pods of its job alone."""
@@ -155,12 +169,15 @@ class Holds:
         if since_s is None or world.now_s - since_s < TRAINED_S or world.final_phase is not None:
             return
         self._note_nodes()
-        is_sure = world.now_s > max(self.unsure_at_s, world.rendezvous.began_at_s) + TRAINED_S
         is_node_well = world.now_s > self.unready_at.get(item["spec"].get("nodeName") or "", -1e9) + EXCUSED_S
         # A node that only the API server does not reach may train on: its agent's connection is the better witness.
-        if is_sure or is_node_well:
+        if self._is_sure() or is_node_well:
             name = item["metadata"]["name"]
             raise Violation(f"pod {name} is deleted, and has trained for {world.now_s - since_s:.0f} s")
+
+    def _is_sure(self) -> bool:
+        """Whether a rendezvous has been there to be asked for long enough that its agents have come back to it."""
+        return self.world.now_s > max(self.unsure_at_s, self.world.rendezvous.began_at_s) + TRAINED_S
 
     def _check_ordinals(self) -> None:
         """An ordinal in use is reserved in the status: else its number could be used again when all else is forgotten.
@@ -317,6 +334,9 @@ class Holds:
             if not pod.is_alive:
                 continue
             seen = observation.pods.get(uid)
+            is_named = seen is not None and seen.gone is Cause.NODE_LOST and self._is_in_trouble(seen.node)
+            if is_named and not self._is_sure():
+                self.world.guilty_pods.add(uid)  # The first report of a new rendezvous knows few agents.
             if seen is not None and seen.is_ended:
                 raise Violation(f"{pod.name} is said to have ended, and runs")
             if seen is None and observation.is_accounted:

@@ -10,8 +10,10 @@ from unbroken_core.vocabulary.reasons import Cause, JobPhase, WorkerPhase
 from unbroken_operator.api import layout
 from unbroken_operator.api.recovery_models import NodeSignals
 from unbroken_operator.decisions.actions import DeletePod, PatchPod
+from unbroken_operator.decisions.lifecycle import SILENT_S
 from unbroken_operator.decisions.node_signals import sign_of
 from unbroken_operator.decisions.objects.affinity import AvoidedNodes, away_from
+from unbroken_operator.decisions.plan import plan
 from unbroken_operator.decisions.snapshot import node_view
 from unbroken_operator.decisions.suspects import score_now
 
@@ -292,3 +294,39 @@ def test_each_of_the_users_own_terms_is_narrowed() -> None:
         {"matchFields": [], "matchExpressions": [NOT_ON_A]},
     ]
     assert affinity["nodeAffinity"][key]["nodeSelectorTerms"][0] == {"matchExpressions": [users]}
+
+
+def _followed_while_nodes_are_silent() -> World:
+    """Another operator takes over while no kubelet tells of a pod that trains, nor of the rendezvous."""
+    world = running_world()
+    world.report, world.report_from, world.is_reachable = None, "", False
+    for name in "bd":
+        world.nodes[name] = a_node(name, is_ready=False)
+    return world
+
+
+def test_a_new_operator_asks_the_rendezvous_before_it_takes_what_runs_on_a_silent_node_for_lost() -> None:
+    world = _followed_while_nodes_are_silent()
+    pods = list(world.pods)
+    world.settle()
+    assert (world.deleted, list(world.pods)) == ([], pods)
+    assert plan(world.snapshot()).check_after_s == SILENT_S
+    say(world, ["digits-0", "digits-1"], ["digits-2"])
+    world.settle()
+    assert (world.deleted, list(world.pods)) == ([], pods), "the agent there is connected"
+
+
+@pytest.mark.parametrize("why", ["silent", "refused", "gone", "out of service"])
+def test_a_new_operator_asks_no_longer_than_an_answer_can_take_and_not_when_a_node_is_said_to_be_off(why: str) -> None:
+    world = _followed_while_nodes_are_silent()
+    if why == "silent":
+        world.unheard_for_s = SILENT_S
+    elif why == "refused":
+        world.unreachable_because = "connection refused"
+    elif why == "gone":
+        del world.nodes["b"]
+    else:
+        taint = {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}
+        world.nodes["b"]["spec"] = {"taints": [taint]}
+    world.settle()
+    assert "digits-1" in [pod.name for pod in world.deleted]

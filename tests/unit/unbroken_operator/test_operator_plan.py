@@ -620,7 +620,7 @@ def test_a_rendezvous_on_a_dead_node_is_replaced_at_once() -> None:
     world = running_world()
     world.nodes["b"] = a_node("b", is_ready=False)
     world.pods["digits-rendezvous-0"]["spec"]["nodeName"] = "b"
-    world.is_reachable = False
+    world.is_reachable, world.unheard_for_s = False, 40.0
     world.settle()
     assert world.created[-1] == "digits-rendezvous-1"
     assert world.names() == ["digits-0", "digits-1", "digits-2"]

@@ -13,9 +13,9 @@ from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, Rung, Work
 from unbroken_operator.api.schema import structural_schema
 from unbroken_operator.api.status_models import Status
 from unbroken_operator.decisions.actions import PostEvent, WriteStatus
+from unbroken_operator.decisions.lifecycle import SILENT_S
 from unbroken_operator.decisions.plan import plan
 from unbroken_operator.decisions.reporting.recovery_text import recovery_sentence
-from unbroken_operator.decisions.reporting.silence import SILENT_S
 from unbroken_operator.decisions.reporting.status import status_patch
 from unbroken_operator.decisions.snapshot import pod_view
 
@@ -413,7 +413,7 @@ def test_a_new_operator_takes_what_is_stored_for_true_while_the_node_of_the_rend
     before = world.condition("Running")
     _forget(world)
     world.nodes["a"] = a_node("a", is_ready=False, rack="r1", nvlink="n1")
-    world.apply(next(action for action in world.actions() if isinstance(action, WriteStatus)))
+    world.settle()
     assert (world.job["status"]["state"], world.condition("Running")) == ("Running", before)
 
 

@@ -12,12 +12,19 @@ from unbroken_operator.api import layout
 from unbroken_operator.api.status_models import ConditionType
 from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec
 from unbroken_operator.decisions.assessment import Assessment
-from unbroken_operator.decisions.lifecycle import JobOutcome, ending_pods, job_outcome, was_suspended
+from unbroken_operator.decisions.lifecycle import (
+    JobOutcome,
+    ending_pods,
+    has_run,
+    is_unknown,
+    job_outcome,
+    was_suspended,
+)
 from unbroken_operator.decisions.reporting.finding import MAX_MESSAGE, Finding, cut, listed
 from unbroken_operator.decisions.reporting.health_condition import nodes_healthy, straggling
 from unbroken_operator.decisions.reporting.pod_conditions import pods_ready, up_to_date
 from unbroken_operator.decisions.reporting.recovery_text import culprit
-from unbroken_operator.decisions.reporting.silence import has_run, is_unknown, silent_reason, unknown, why_silent
+from unbroken_operator.decisions.reporting.silence import silent_reason, unknown, why_silent
 from unbroken_operator.decisions.reporting.spare_conditions import spares_exhausted, spares_spread
 from unbroken_operator.decisions.snapshot import Snapshot
 

@@ -11,13 +11,11 @@ from collections.abc import Iterator
 
 from unbroken_core.vocabulary.plurals import counted
 from unbroken_core.vocabulary.reasons import JobPhase, Reason, Role
-from unbroken_operator.api.status_models import ConditionType, JobStateWord
+from unbroken_operator.api.status_models import ConditionType
 from unbroken_operator.decisions.assessment import Assessment
 from unbroken_operator.decisions.reporting.finding import Finding, cut, listed
-from unbroken_operator.decisions.snapshot import PodView, Snapshot
+from unbroken_operator.decisions.snapshot import Snapshot
 
-SILENT_S = 5.0
-"""Without an answer for so long, nobody says any more that a job trains. A rendezvous starts within a second or two."""
 _KNOWN_BY_THE_RENDEZVOUS = (
     ConditionType.RUNNING,
     ConditionType.RECOVERING,
@@ -25,37 +23,6 @@ _KNOWN_BY_THE_RENDEZVOUS = (
     ConditionType.SPARES_EXHAUSTED,
     ConditionType.SPARES_SPREAD,
 )
-_AT_WORK = (JobStateWord.RUNNING.value, JobStateWord.RECOVERING.value, JobStateWord.UNKNOWN.value)
-
-
-def is_unknown(snapshot: Snapshot) -> bool:
-    """Return whether a job has run, and nobody knows what it does now."""
-    if snapshot.is_reachable or not has_run(snapshot):
-        return is_taken_over(snapshot)
-    is_unheard = snapshot.report is None and not any(map(_may_answer, snapshot.rendezvous_pods()))
-    return is_unheard or is_taken_over(snapshot) or silent_in_s(snapshot) <= 0
-
-
-def _may_answer(pod: PodView) -> bool:
-    return bool(pod.ip) and not (pod.is_terminal or pod.is_deleting or pod.is_standby)
-
-
-def is_taken_over(snapshot: Snapshot) -> bool:
-    """Return whether the last to answer for a job that has run is a new rendezvous without its ranks yet."""
-    report = snapshot.report
-    is_new = report is not None and report.iteration < 0 and report.phase is JobPhase.FORMING
-    return is_new and snapshot.status.get("state") in _AT_WORK
-
-
-def silent_in_s(snapshot: Snapshot) -> float:
-    """Return the seconds until a rendezvous counts as silent that does not answer now."""
-    return 0.0 if snapshot.unreachable_because else max(0.0, SILENT_S - snapshot.unheard_for_s)
-
-
-def look_again_s(snapshot: Snapshot) -> float | None:
-    """Return when a rendezvous that does not answer now will count as silent; None when it answers, or does already."""
-    is_decided = snapshot.is_reachable or not has_run(snapshot) or is_unknown(snapshot)
-    return None if is_decided else silent_in_s(snapshot) or None
 
 
 def unknown(snapshot: Snapshot, assessment: Assessment | None) -> Iterator[Finding]:
@@ -114,10 +81,3 @@ def _last_known(snapshot: Snapshot) -> str:
     if report.phase is JobPhase.RUNNING:
         doing = f"{counted(report.world_size, 'rank')} trained in iteration {report.iteration}"
     return f"When it was last heard, at {snapshot.heard_at}, {doing}. "
-
-
-def has_run(snapshot: Snapshot) -> bool:
-    """Return whether the job has trained since it was started or resumed."""
-    if snapshot.status.get("state") in _AT_WORK:
-        return True
-    return snapshot.report is not None and snapshot.report.iteration >= 0

@@ -11,10 +11,9 @@ from unbroken_operator.api.status_models import MAX_HISTORY, JobStateWord
 from unbroken_operator.decisions.actions import Ordinals
 from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, accepted_facts
 from unbroken_operator.decisions.assessment import Assessment
-from unbroken_operator.decisions.lifecycle import ended_term, is_suspension_recorded
+from unbroken_operator.decisions.lifecycle import ended_term, has_run, is_suspension_recorded, is_taken_over, is_unknown
 from unbroken_operator.decisions.limits.fitting import fitted
 from unbroken_operator.decisions.reporting.conditions import findings, merge_conditions
-from unbroken_operator.decisions.reporting.silence import has_run, is_taken_over, is_unknown
 from unbroken_operator.decisions.snapshot import Snapshot
 from unbroken_operator.decisions.suspects import next_suspects, pardoned
 from unbroken_operator.decisions.time_spent import is_old, knows_earlier, time_of
