@@ -291,8 +291,9 @@ def train(call: inprocess.CallWrapper) -> None:
         call.ping(step=step)
     with call.disable_hang_protection():
         # A step that was due is lost where it leaves memory before the process that writes it has started.
-        last = (state, NUM_STEPS - 1) if os.environ.get("TEST_FLUSH_LAST") == "1" else ()
-        if not checkpointer.flush(*last, timeout_s=LIMIT_S):
+        is_last = os.environ.get("TEST_FLUSH_LAST") == "1"
+        last = (state, NUM_STEPS - 1) if is_last else (None, None)
+        if not checkpointer.flush(last[0], last[1], timeout_s=LIMIT_S):
             raise RuntimeError("the last checkpoint is not on the disk")
     dist.barrier()
 
