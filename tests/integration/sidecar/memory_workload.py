@@ -8,8 +8,7 @@ STEP): `found`, `verified`, `half-read`, `read`; `corrupt` flips a bit of what w
 in FOLDER/held, and waits in that step to be killed.
 Each rank writes a line a step to FOLDER/losses: "ITERATION RANK STEP LOSS", the loss as bits; and "restored ITERATION
 RANK STEP" to FOLDER/restored. With TEST_STATE=1 the first rank writes "ITERATION SAVED-OR-LOADED STEP DIGEST" of the
-whole state to FOLDER/states. With TEST_INSIST=1 a save that is skipped is tried again, with TEST_FLUSH_LAST=1 the last
-step is written to the disk, whether it is due or not.
+whole state to FOLDER/states. With TEST_INSIST=1 a save that is skipped is tried again.
 """
 
 import contextlib
@@ -290,10 +289,7 @@ def train(call: inprocess.CallWrapper) -> None:
             note_state(call.iteration, "saved", step, saved, optimizer)
         call.ping(step=step)
     with call.disable_hang_protection():
-        # A step that was due is lost where it leaves memory before the process that writes it has started.
-        is_last = os.environ.get("TEST_FLUSH_LAST") == "1"
-        last = (state, NUM_STEPS - 1) if is_last else (None, None)
-        if not checkpointer.flush(last[0], last[1], timeout_s=LIMIT_S):
+        if not checkpointer.flush(timeout_s=LIMIT_S):
             raise RuntimeError("the last checkpoint is not on the disk")
     dist.barrier()
 
