@@ -181,14 +181,16 @@ class WorkerSlots:
         head = None if self._kept is None or self._kept >= len(self._slots) else self._slots[self._kept].head
         return _holds(head, Moment(place.term, place.iteration, step))
 
-    def lend(self, step: int) -> LentSlot | None:
-        """Return the slot that was sealed last, locked against writers; None when it does not hold this step."""
-        slot = None if self._kept is None or self._kept >= len(self._slots) else self._slots[self._kept]
-        head = None if slot is None else slot.head
-        if slot is None or head is None or head.state is not SlotState.SEALED or head.moment.step != step:
-            return None
-        descriptor = slot.lend()
-        return None if descriptor is None else LentSlot(slot.path, head.serial, descriptor)
+    def lend(self, place: WorkerInfo, step: int) -> LentSlot | None:
+        """Return the slot in which this iteration has sealed a step, locked against writers; None where there is none."""
+        moment = Moment(place.term, place.iteration, step)
+        for slot in self._slots:
+            head = slot.head
+            if head is not None and _holds(head, moment):
+                descriptor = slot.lend()
+                # Who opens it looks whether it still has this serial.
+                return None if descriptor is None else LentSlot(slot.path, head.serial, descriptor)
+        return None
 
     def mapped(self, path: str) -> torch.Tensor | None:
         """Return the bytes of a slot that this process has mapped; None of another one."""

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,10 @@ class Handover:
         epoch, self._newest = self._epoch, step
         if epoch is None or (epoch.iteration, epoch.term) != (place.iteration, place.term):
             return f"step {step}: `load` was not called at the beginning of this iteration, or could not begin"
-        problem = "" if self._due is None else f"step {self._due.step}: the disk is slower than `disk_every`"
+        before, problem = self._due, ""
+        if before is not None:
+            problem = f"step {before.step}: the disk is slower than `disk_every`"
+            self._give_up(epoch, before, "its disk is slower than `disk_every`")
         self._due = _Due(place, arena, step, names)
         self.catch_up()
         return problem
@@ -147,18 +150,15 @@ class Handover:
             if not _child().is_free():
                 return
             self._due = None
-            lent = due.arena.lend(due.step)
+            lent = due.arena.lend(due.place, due.step)
             if lent is None:
                 logger.warning("not written to the disk: step %d is not in memory any more", due.step)
+                self._give_up(epoch, due, "it was not in memory any more when it could be written")
                 return
             descriptors.append(lent.descriptor)
             descriptors.append(_file_of(due.names))
-            order = WriteOrder(
-                str(epoch.folder), epoch.job, epoch.term, epoch.iteration, epoch.nonce, due.step, due.place.rank,
-                due.place.world_size, str(lent.path), lent.serial, self._settings.keep, self._settings.interval,
-            )  # fmt: skip
             child = _child()
-            child.order(order, descriptors)
+            child.order(replace(self._order(epoch, due), path=str(lent.path), serial=lent.serial), descriptors)
             self._ordered[due.step] = child
             while len(self._ordered) > _MOST_ORDERED:
                 del self._ordered[next(iter(self._ordered))]
@@ -167,6 +167,21 @@ class Handover:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def _order(self, epoch: Epoch, due: _Due) -> WriteOrder:
+        """Return the order to write a step, without its slot."""
+        settings, place = self._settings, due.place
+        return WriteOrder(
+            str(epoch.folder), epoch.job, epoch.term, epoch.iteration, epoch.nonce, due.step, place.rank,
+            place.world_size, "", 0, settings.keep, settings.interval,
+        )  # fmt: skip
+
+    def _give_up(self, epoch: Epoch, due: _Due, reason: str) -> None:
+        """Have the other ranks told that a step never becomes whole: they would keep their slots for it."""
+        try:
+            _child().give_up(replace(self._order(epoch, due), given_up=reason))
+        except OSError as error:
+            logger.warning("other ranks are not told that step %d is given up: %s", due.step, error)
 
     def wait(self, seconds: float) -> bool:
         """Wait until the newest step that was due is whole on the disk; return whether it is.
@@ -264,6 +279,10 @@ class _Child:
         """Send an order. Raises OSError."""
         self._is_busy = True
         send(self._connection, order, descriptors)
+
+    def give_up(self, order: WriteOrder) -> None:
+        """Send an order that has nothing to write; its turn comes after what is being written. Raises OSError."""
+        send(self._connection, order, ())
 
     def close(self) -> None:
         """Let it end once it is done."""

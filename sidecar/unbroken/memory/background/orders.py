@@ -36,12 +36,17 @@ class WriteOrder:
     """Whole checkpoints that stay."""
     every: int
     """At most so many steps lie between two orders."""
+    given_up: str = ""
+    """Why this rank has nothing to write of the step. No descriptors come with it, and nothing is answered."""
 
 
 def send(connection: socket.socket, order: WriteOrder, descriptors: Sequence[int]) -> None:
     """Send it without waiting, with descriptors of the slot and of a file with its names. Raises OSError."""
     content = json.dumps(asdict(order)).encode()
-    socket.send_fds(connection, [content], list(descriptors), socket.MSG_DONTWAIT)
+    if descriptors:
+        socket.send_fds(connection, [content], list(descriptors), socket.MSG_DONTWAIT)
+    else:
+        connection.send(content, socket.MSG_DONTWAIT)
 
 
 def receive(connection: socket.socket) -> tuple[WriteOrder, list[int]] | None:
@@ -50,8 +55,10 @@ def receive(connection: socket.socket) -> tuple[WriteOrder, list[int]] | None:
     if not content:
         return None
     try:
-        if len(descriptors) != 2:
-            raise ValueError(f"want 2 descriptors, got {len(descriptors)}")
-        return WriteOrder(**json.loads(content)), list(descriptors)
+        order = WriteOrder(**json.loads(content))
+        wanted = 0 if order.given_up else 2
+        if len(descriptors) != wanted:
+            raise ValueError(f"want {wanted} descriptors, got {len(descriptors)}")
+        return order, list(descriptors)
     except (TypeError, ValueError) as error:
         raise WireError(f"order: {error}"[:500]) from error

@@ -81,6 +81,9 @@ class DiskWriter:
         self._sweep()
 
     def _take(self, order: WriteOrder, descriptors: list[int]) -> None:
+        if order.given_up:
+            self._give_up(order, order.given_up)
+            return
         began_s = time.monotonic()
         try:
             written = self._write(order, descriptors)

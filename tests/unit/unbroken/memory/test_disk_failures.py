@@ -16,7 +16,7 @@ from unbroken.memory.background import handover
 from unbroken.memory.background.epochs import MARK, MAX_REASON, Epoch, Failure
 from unbroken.memory.background.handover import DiskSettings, Handover
 from unbroken.memory.background.news import DiskNews, on_disk
-from unbroken.memory.background.orders import WriteOrder
+from unbroken.memory.background.orders import WriteOrder, receive, send
 from unbroken.memory.background.plans import WritePlan
 from unbroken.memory.background.publishing import Publisher
 from unbroken.memory.background.writer import DiskWriter, NotWrittenError, _read_plan
@@ -24,6 +24,7 @@ from unbroken.memory.place import WorkerInfo
 from unbroken_core.pod.memory_messages import MAX_REQUEST_BYTES, Written
 from unbroken_core.protocol import wire
 from unbroken_core.vocabulary.checkpoints import OnDisk
+from unbroken_core.vocabulary.errors import WireError
 
 FOR_EVER_S = 1e9
 
@@ -188,6 +189,36 @@ def test_a_writer_that_fails_tells_the_others_and_takes_the_next_order(epoch: Ep
     assert failure.rank == 3
     assert "Expecting value" in failure.reason
     assert [path.name for path in epoch.parts(10).iterdir()] == ["__2_0.distcp"]
+
+
+def test_a_worker_that_no_longer_has_a_step_has_the_others_told(epoch: Epoch) -> None:
+    """Its turn comes though the process still starts, and nothing is answered: no slot was lent."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    order = WriteOrder(str(epoch.folder), epoch.job, epoch.term, epoch.iteration, epoch.nonce, 10, 3, 4, "", 0, 3, 10)
+    with theirs:
+        send(ours, replace(order, given_up="not in memory"), ())
+        ours.shutdown(socket.SHUT_WR)
+        DiskWriter(theirs).run()
+        assert ours.recv(100) == b"taken", "it has started"
+        theirs.close()
+        assert ours.recv(100) == b""
+        ours.close()
+    assert str(epoch.failure(10)) == "rank 3: not in memory"
+
+
+@pytest.mark.parametrize(("given_up", "num_descriptors", "wanted"), [("", 0, 2), ("late", 2, 0)])
+def test_an_order_without_its_slot_or_with_one_too_many_is_refused(
+    epoch: Epoch, given_up: str, num_descriptors: int, wanted: int
+) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    order = WriteOrder(str(epoch.folder), "job", 1, 0, 7, 10, 3, 4, "", 0, 3, 10, given_up)
+    descriptors = [os.memfd_create("file") for _ in range(num_descriptors)]
+    with ours, theirs:
+        send(ours, order, descriptors)
+        with pytest.raises(WireError, match=f"want {wanted} descriptors, got {num_descriptors}"):
+            receive(theirs)
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def test_a_rank_that_waits_for_others_is_told_that_one_has_given_up(epoch: Epoch) -> None:

@@ -42,7 +42,7 @@ class FakeArena:
         self.sealed = step
         return Saved(step, 12)
 
-    def lend(self, step: int) -> LentSlot | None:
+    def lend(self, place: WorkerInfo, step: int) -> LentSlot | None:
         return LentSlot("/pod/slot", 1, os.memfd_create("slot")) if step == self.sealed else None
 
 
@@ -57,6 +57,7 @@ class FakeChild:
         self.num_busy = 0
         """How often it says that it still writes something else."""
         self.problem = ""
+        self.given_up: dict[int, str] = {}
 
     def is_free(self) -> bool:
         self.num_busy -= 1
@@ -69,6 +70,9 @@ class FakeChild:
             return
         self._epoch.whole(order.step).mkdir()
         (self._epoch.whole(order.step) / MARK).write_text(json.dumps(self._epoch.mark))
+
+    def give_up(self, order: WriteOrder) -> None:
+        self.given_up[order.step] = order.given_up
 
 
 class World:
@@ -132,6 +136,25 @@ def test_it_waits_until_the_step_before_is_written(world: World) -> None:
     assert world.checkpointer.flush(STATE, 7)
     assert world.child.ordered == [7]
     assert world.now_s > 1000.0
+
+
+def test_a_step_that_is_no_longer_in_memory_is_given_up_at_once(world: World) -> None:
+    """Other ranks have ordered it, and keep their slots for it until all have said what they have."""
+    world.child.num_busy = 2
+    for step in (100, 110, 120):
+        world.checkpointer.save(STATE, step)
+    assert (world.child.ordered, list(world.child.given_up)) == ([], [100])
+    assert "not in memory any more" in world.child.given_up[100]
+
+
+def test_a_step_whose_turn_has_not_come_before_the_next_one_is_due_is_given_up_at_once(world: World) -> None:
+    world.child.num_busy = 3
+    world.checkpointer.save(STATE, 100)
+    world.checkpointer.save(STATE, 200)
+    assert (world.child.ordered, list(world.child.given_up)) == ([], [100])
+    assert "slower than `disk_every`" in world.child.given_up[100]
+    assert world.checkpointer.flush()
+    assert world.child.ordered == [200]
 
 
 def test_a_disk_that_takes_too_long_is_told(world: World, caplog: pytest.LogCaptureFixture) -> None:
