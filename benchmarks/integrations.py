@@ -9,12 +9,13 @@
   the CPU time of the main thread between a mark before and one right behind it, over all of its events, less that
   between two marks with nothing between them. Shown are the median with its 95 % interval, by bootstrap, and
   the least of 95 % of the steps. Code that runs once in 10 ms is many times slower where neighbours empty the
-  processor's caches: what `torch.empty(1)` takes in the same place is shown beside, and `--warm` leaves the 10 ms of
-  plain Python out. No checkpoint is due in these steps, as what one costs depends on the model: `--every 1` shows that
-  of the smallest there is.
+  processor's caches: what an empty callback and `torch.empty(1)` take in the same place is shown beside, and `--warm`
+  leaves the 10 ms of plain Python out. No checkpoint is due in these steps, as what one costs depends on the model:
+  `--every 1` shows that of the smallest there is.
 """
 
 import argparse
+import functools
 import json
 import os
 import re
@@ -92,7 +93,7 @@ def steps(options: argparse.Namespace) -> tuple[list[str], bool]:
         median, low, high = summary(added)
         least = statistics.quantiles(added, n=20)[0]
         percent = median / 1e6 / STEP_S * 100
-        is_barred = options.every == NEVER and name != COMPARISON
+        is_barred = options.every == NEVER and name in OURS
         is_missed |= is_barred and percent > MOST_OF_A_STEP
         cells = f"{median:10.1f}{f'{low:.1f} to {high:.1f}':>20}{least:10.1f}{percent:10.3f}"
         lines.append(f"{name:36}{cells}{f'<= {MOST_OF_A_STEP:g}' if is_barred else '':>10}")
@@ -195,7 +196,7 @@ class Model(nn.Module):
 SAMPLES = [{"x": torch.ones(2), "labels": torch.ones(2)}] * 8
 
 
-def _hf(call: inprocess.CallWrapper, clock: Clock, steps: int, every: int) -> None:
+def _hf(call: inprocess.CallWrapper, clock: Clock, steps: int, every: int, *, is_empty: bool = False) -> None:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     from unbroken.integrations import huggingface
@@ -203,13 +204,17 @@ def _hf(call: inprocess.CallWrapper, clock: Clock, steps: int, every: int) -> No
     warm, before, *behind = (marking(TrainerCallback, clock, place, "on_step_begin") for place in range(-1, 3))
     quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
     args = TrainingArguments(output_dir=".", max_steps=steps, logging_strategy="no", **quiet)
-    trainer = Trainer(Model(), args, train_dataset=SAMPLES, callbacks=[warm, before])
+    callbacks = [warm, before, *([TrainerCallback()] if is_empty else [])]
+    trainer = Trainer(Model(), args, train_dataset=SAMPLES, callbacks=callbacks)
     # Behind the one that is added when the training begins.
     before.on_train_begin = lambda *args, **kwargs: trainer.callback_handler.callbacks.extend(behind)
-    huggingface.train(trainer, call, every=every)
+    if is_empty:
+        trainer.train()
+    else:
+        huggingface.train(trainer, call, every=every)
 
 
-def _lightning(call: inprocess.CallWrapper, clock: Clock, steps: int, every: int) -> None:
+def _lightning(call: inprocess.CallWrapper, clock: Clock, steps: int, every: int, *, is_empty: bool = False) -> None:
     from lightning.pytorch import Callback, LightningModule, Trainer
     from torch.utils.data import DataLoader
 
@@ -230,7 +235,8 @@ def _lightning(call: inprocess.CallWrapper, clock: Clock, steps: int, every: int
 
     warm, before, *behind = (marking(Callback, clock, place, "on_train_batch_start") for place in range(-1, 3))
     batches = GlobalBatches(len(SAMPLES), 4, steps=steps)
-    callbacks = [warm, before, lightning.Resume(call, batches=batches, every=every), *behind]
+    resume = Callback() if is_empty else lightning.Resume(call, batches=batches, every=every)
+    callbacks = [warm, before, resume, *behind]
     quiet = dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary", "logger"), False)
     trainer = Trainer(accelerator="cpu", devices=1, max_epochs=1, callbacks=callbacks, **quiet)
     trainer.fit(Module(), DataLoader(SAMPLES, batch_sampler=batches))  # type: ignore[arg-type]  # a list is a data set
@@ -270,13 +276,17 @@ def _comparison(call: inprocess.CallWrapper, clock: Clock, steps: int, every: in
         clock.mark(2)
 
 
-COMPARISON = "torch.empty(1), to compare with"
-JOBS: dict[str, Callable[[inprocess.CallWrapper, Clock, int, int], None]] = {
+OURS: dict[str, Callable[[inprocess.CallWrapper, Clock, int, int], None]] = {
     "HF callback": _hf,
     "Lightning callback": _lightning,
     "FSDP2 recipe": _fsdp2,
-    COMPARISON: _comparison,
 }
+JOBS: dict[str, Callable[[inprocess.CallWrapper, Clock, int, int], None]] = OURS | {
+    "an empty callback of HF": functools.partial(_hf, is_empty=True),
+    "an empty callback of Lightning": functools.partial(_lightning, is_empty=True),
+    "torch.empty(1)": _comparison,
+}
+"""Those beside ours show what the frameworks, and the place, take for anything."""
 
 
 def measure(options: argparse.Namespace) -> list[float]:

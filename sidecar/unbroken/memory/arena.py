@@ -182,7 +182,7 @@ class WorkerSlots:
         return _holds(head, Moment(place.term, place.iteration, step))
 
     def lend(self, place: WorkerInfo, step: int) -> LentSlot | None:
-        """Return the slot in which this iteration has sealed a step, locked against writers; None where there is none."""
+        """Return the slot in which this iteration sealed a step, locked against writers; None when there is none."""
         moment = Moment(place.term, place.iteration, step)
         for slot in self._slots:
             head = slot.head

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -65,6 +65,7 @@ class Gate:
         self._previous_trace: Any = None
         self._does_trace = False
         self._signal_number = 0
+        self._atomic = AtomicSection(self)
 
     def install(self) -> None:
         """Take an unused real-time signal. Raises InternalError when there is none."""
@@ -137,19 +138,22 @@ class Gate:
             is_swallowed = self._num_raised >= MAX_POLITE_RAISES
             interval_s = FIRST_INTERVAL_S if is_swallowed else min(interval_s * 2, LONGEST_INTERVAL_S)
 
-    @contextlib.contextmanager
-    def atomic(self) -> Iterator[None]:
-        """Hold off the end of the iteration; raises RankShouldRestart if it has begun."""
+    def atomic(self) -> "AtomicSection":
+        """Hold off the end of the iteration; entering raises RankShouldRestart if it has begun."""
+        return self._atomic
+
+    def begin_atomic(self) -> None:
+        """Enter a section. Raises RankShouldRestart."""
         while not self.atomic_lock.acquire(blocking=False):
             if self.is_leaving:
                 raise RankShouldRestart(self._reason)
             time.sleep(0.0005)
         self.num_atomic += 1
-        try:
-            yield
-        finally:
-            self.num_atomic -= 1
-            self.atomic_lock.release()
+
+    def end_atomic(self) -> None:
+        """Leave a section."""
+        self.num_atomic -= 1
+        self.atomic_lock.release()
 
     def _on_signal(self, _number: int, frame: FrameType | None) -> None:
         if not (self._is_open and self.is_leaving) or _is_unraisable(frame):
@@ -185,6 +189,19 @@ class Gate:
         if self._is_open and event == "line":
             raise RankShouldRestart(self._reason)
         return self._on_line
+
+
+class AtomicSection(contextlib.ContextDecorator, contextlib.AbstractContextManager[None]):
+    """A context of `Gate.atomic`, for all sections of a gate: steps enter one each, so it is not made anew."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def __enter__(self) -> None:
+        self._gate.begin_atomic()
+
+    def __exit__(self, *_: object) -> None:
+        self._gate.end_atomic()
 
 
 def _handled_by_main_thread() -> BaseException | None:
