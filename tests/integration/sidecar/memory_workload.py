@@ -5,7 +5,8 @@
 WHAT is `raise`, `kill` (this process), `kill-pod` (its launcher), `kill-agent`, `kill-keeper`, or a point of the next
 save at which this process is killed: `begun`, `copied`, `half-sealed`, `sealed`; or of the load of that iteration (any
 STEP): `found`, `verified`, `half-read`, `read`; `corrupt` flips a bit of what was saved last and raises; `hold` says so
-in FOLDER/held, and waits in that step to be killed.
+in FOLDER/held, and waits in that step to be killed. `kill-rendezvous`, also behind a point and an `@`, as in
+`sealed@kill-rendezvous`, kills the rendezvous there, and this rank goes on without it.
 Each rank writes a line a step to FOLDER/losses: "ITERATION RANK STEP LOSS", the loss as bits; and "restored ITERATION
 RANK STEP" to FOLDER/restored. With TEST_STATE=1 the first rank writes "ITERATION SAVED-OR-LOADED STEP DIGEST" of the
 whole state to FOLDER/states. With TEST_INSIST=1 a save that is skipped is tried again.
@@ -54,7 +55,7 @@ LOAD_POINTS: dict[str, tuple[Any, str, bool]] = {
     "verified": (Contents, "verify", True),
     # After the first tensor, where the others are still as the script has made them.
     "half-read": (DefaultLoadPlanner, "commit_tensor", True),
-    "read": (WorkerSlots, "restored", False),
+    "read": (WorkerSlots, "loaded", False),
 }
 """Points of a load: the owner of the function that is called there, and whether it is over by then."""
 
@@ -108,15 +109,16 @@ def break_if_due(iteration: int, step: int) -> None:
         if what == "kill-pod":
             os.kill(launcher_pid(), signal.SIGKILL)
             signal.pause()
-        if what in ("kill-agent", "kill-keeper"):
-            kill_part(f"unbroken.{what.removeprefix('kill-')}")
+        if what in ("kill-agent", "kill-keeper", "kill-rendezvous"):
+            kill_part(what.removeprefix("kill-"))
         if what == "hold":
             note("held", iteration, dist.get_rank(), os.environ["UNBROKEN_POD"])
             signal.pause()
         if what == "corrupt":
             corrupt()
-        if what in ("begun", "copied", "half-sealed", "sealed"):
-            die_at(what)
+        point, _, victim = what.partition("@")
+        if point in ("begun", "copied", "half-sealed", "sealed"):
+            die_at(point, victim)
 
 
 def launcher_pid() -> int:
@@ -125,8 +127,12 @@ def launcher_pid() -> int:
     return next(one.pid for one in parents if "unbroken.launch" in one.cmdline())
 
 
-def kill_part(module: str) -> None:
-    """Kill a process of this pod, and wait for the next one, so that the next fault finds it."""
+def kill_part(part: str) -> None:
+    """Kill the rendezvous, or a process of this pod and wait for the next one, so that the next fault finds it."""
+    if part == "rendezvous":
+        kill_rendezvous()
+        return
+    module = f"unbroken.{part}"
     victim = part_of_pod(module)
     if victim is None:
         raise RuntimeError(f"no {module} in this pod")
@@ -138,6 +144,22 @@ def kill_part(module: str) -> None:
 
     wait_for(is_back, f"a new {module}")
     time.sleep(1.0)
+
+
+def kill_rendezvous() -> None:
+    """Kill the job's rendezvous, and do not wait for the next one."""
+    parent = psutil.Process(launcher_pid()).ppid()
+    found: list[psutil.Process] = []
+
+    def is_there() -> bool:
+        for one in psutil.Process(parent).children():
+            with contextlib.suppress(psutil.Error):
+                found.extend([one] if "unbroken.rendezvous" in one.cmdline() else [])
+        return bool(found)
+
+    wait_for(is_there, "a rendezvous")
+    found[0].kill()
+    note("rendezvous-killed", found[0].pid)
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
@@ -203,41 +225,50 @@ def corrupt() -> None:
     raise ValueError("a bit was flipped")
 
 
-def die_at(point: str) -> None:
-    """Be killed at a point of the next save."""
+def at(owner: Any, name: str, *, is_after: bool, victim: str) -> None:
+    """Kill this process, or the rendezvous, at the next call of a function, or right after it."""
+    original = getattr(owner, name)
 
-    def die(*_: Any, **__: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGKILL)
+    def strike(*words: Any, **more: Any) -> Any:
+        setattr(owner, name, original)
+        if victim:
+            kill_rendezvous()
+            return original(*words, **more)
+        if is_after:
+            original(*words, **more)
+        return os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(owner, name, strike)
+
+
+def die_at(point: str, victim: str) -> None:
+    """Kill at a point of the next save."""
 
     def seal_half(slot: Slot, head: Head, samples: tuple[Sample, ...]) -> None:
         half = pack_head(replace(head, state=SlotState.SEALED, samples=samples))[:100]
         slot._map[: len(half)] = half
-        die()
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    owner, name, replacement = {
-        "begun": (Slot, "copy", die),
-        "copied": (Slot, "seal", die),
-        "half-sealed": (Slot, "seal", seal_half),
-        "sealed": (KeeperClient, "tell", die),
-    }[point]
-    setattr(owner, name, replacement)
+    if point == "half-sealed":
+        Slot.seal = seal_half  # type: ignore[method-assign]
+        return
+    owner, name = {"begun": (Slot, "copy"), "copied": (Slot, "seal"), "sealed": (KeeperClient, "tell")}[point]
+    at(owner, name, is_after=False, victim=victim)
 
 
 def die_in_load_if_due(iteration: int) -> None:
-    """Be killed at a point of this iteration's load, if the arguments say so."""
-    for fault in FAULTS:
+    """Kill at a point of this iteration's load, if the arguments say so."""
+    for fault in tuple(FAULTS):
         what, *when = fault.split(":")
-        if what not in LOAD_POINTS or [int(one) for one in when[:2]] != [iteration, dist.get_rank()]:
+        point, _, victim = what.partition("@")
+        first, rank = (int(one) for one in when[:2])
+        # The iteration after a fault may end before its load, and another one has it.
+        is_due = iteration == first or (victim and iteration > first)
+        if point not in LOAD_POINTS or not is_due or rank != dist.get_rank():
             continue
-        owner, name, is_after = LOAD_POINTS[what]
-        original = getattr(owner, name)
-
-        def die(*words: Any, original: Any = original, is_after: bool = is_after, **more: Any) -> Any:
-            if is_after:
-                original(*words, **more)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        setattr(owner, name, die)
+        FAULTS.remove(fault)
+        owner, name, is_after = LOAD_POINTS[point]
+        at(owner, name, is_after=is_after, victim=victim)
 
 
 def note_state(iteration: int, what: str, step: int | None, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -42,6 +42,31 @@ def test_a_worker_that_is_killed_in_a_load_leaves_a_load_for_the_next_one(
     assert max(steps) >= 5
 
 
+AWAY = "@kill-rendezvous"
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        ("kill-rendezvous:0:1:3", "raise:0:1:3", f"found{AWAY}:1:2:0"),
+        (f"begun{AWAY}:0:0:4", "kill:0:3:5", f"verified{AWAY}:1:2:0"),
+        (f"copied{AWAY}:0:1:4", "raise:0:1:5", f"half-read{AWAY}:1:1:0"),
+        (f"sealed{AWAY}:0:0:4", "kill:0:0:5", f"read{AWAY}:1:3:0"),
+    ],
+)
+def test_the_rendezvous_may_end_at_each_point_of_a_save_a_fault_and_a_load(
+    start_job: Callable[..., Any], calm: Calm, tmp_path: Path, faults: tuple[str, ...]
+) -> None:
+    """A new one knows of no step: keepers and agents tell it what was sealed."""
+    train(start_job, tmp_path / "broken", "fsdp2", *faults)
+    assert losses(tmp_path / "broken") == calm("fsdp2")
+    steps = restored(tmp_path / "broken")
+    assert steps.pop(0) == {"None"}
+    assert steps
+    assert all(len(step) == 1 and step != {"None"} for step in steps.values()), steps
+    assert len((tmp_path / "broken" / "rendezvous-killed").read_text().splitlines()) == 2
+
+
 def test_a_restarted_agent_and_its_keeper_find_the_checkpoints_again(
     start_job: Callable[..., Any], tmp_path: Path
 ) -> None:
