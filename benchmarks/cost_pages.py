@@ -31,6 +31,8 @@ PARTS = {
     ),
     "docs/benchmarks.md": ("cost-phases",),
 }
+SHOWN = ("exception", "pod-lost")
+"""Faults of the README's table."""
 PICTURES = {"docs/cost/measured.svg": measured_picture, "docs/cost/sized.svg": sized_picture}
 NOTHING = "*Not measured yet: `make cost` writes it.*"
 EXAMPLE_GPUS = 16384
@@ -106,6 +108,7 @@ def measured_table(data: Json) -> str:
     )
     if silent:
         reasons.append(f"- Did not say when it knew of a fault, so `detect` is in `restart`: {', '.join(silent)}.")
+    reasons += [f"- {line}" for line in slower(data["rows"], tuple(KIND_NAMES))]
     notes = "\n".join(wrapped(reason, "  ") for reason in reasons)
     picture = "![Bars of each system and fault: seconds until the next new step, by term](cost/measured.svg)"
     return f"{picture}\n\n{table(head, lines, 2)}" + (f"\n\n{notes}" if notes else "")
@@ -153,7 +156,7 @@ def short_table(data: Json) -> str:
     lines = []
     for system, name in NAMES.items():
         row = [name]
-        for kind in ("exception", "pod-lost"):
+        for kind in SHOWN:
             found = next(one for one in data["rows"] if (one["system"], one["fault"]) == (system, kind))
             row.append(f"{found['lost_s']:.1f} s" if found["faults"] else "-")
         by_size = {one["gpus"]: one for one in sized if one["system"] == system}
@@ -169,7 +172,7 @@ def short_table(data: Json) -> str:
     )
     busy = max(data["measured"].get(name, 0.0) for name in ("load_before", "load_after")) > BUSY
     words = f"{words}\n{BUSY_WORDS}" if busy else words
-    worse = [wrapped(f"- {line}", "  ") for line in not_better(sized)]
+    worse = [wrapped(f"- {line}", "  ") for line in (*slower(data["rows"], SHOWN), *not_better(sized))]
     told = (
         "\n".join(["Where ours is not better:", "", *worse])
         if worse
@@ -189,6 +192,24 @@ def verdict(data: Json) -> str:
     if not lines:
         return "Ours is better than each of the others in all of these."
     return "\n".join(["Where ours is not better:", "", *(wrapped(line, "  ") for line in lines)])
+
+
+def slower(rows: Sequence[Json], kinds: Sequence[str]) -> list[str]:
+    """Return a sentence for each of ours that some other system was faster than, after a fault of these kinds."""
+    lost = {(row["system"], row["fault"]): row["lost_s"] for row in rows if row["faults"]}
+    sentences = []
+    for own in (name for name in NAMES if name.startswith("unbroken")):
+        parts = []
+        for kind in kinds:
+            own_s = lost.get((own, kind), 0.0)
+            others = [name for name in NAMES if not name.startswith("unbroken")]
+            faster = [name for name in others if lost.get((name, kind), own_s) < own_s]
+            words = ", ".join(f"{NAMES[name]} {lost[name, kind]:.1f} s" for name in faster)
+            if words:
+                parts.append(f"{KIND_NAMES[kind]} {own_s:.1f} s ({words})")
+        if parts:
+            sentences.append(f"*{NAMES[own]}* took longer than others, as measured: {'; '.join(parts)}.")
+    return sentences
 
 
 def not_better(sized: Sequence[Json]) -> list[str]:

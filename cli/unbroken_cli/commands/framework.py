@@ -37,10 +37,16 @@ def run(parser: argparse.ArgumentParser, show: Show, argv: Sequence[str] | None)
         complain(parser.prog, error)
         return 2 if isinstance(error, InputError) else 1
     lines = [printable(line) for line in lines]
-    if arguments.output == "json":
-        print(json.dumps(value, indent=2))
-    else:
-        print("\n".join(paint(lines) if sys.stdout.isatty() and len(lines) > 1 else lines))
+    try:
+        if arguments.output == "json":
+            print(json.dumps(value, indent=2), flush=True)
+        else:
+            print("\n".join(paint(lines) if sys.stdout.isatty() and len(lines) > 1 else lines), flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        complain(parser.prog, f"cannot write what was found: {error.strerror}")
+        return 1
     return 0
 
 

@@ -19,6 +19,8 @@ _MAX_BYTES = 1 << 20
 _MAX_METRICS_BYTES = 32 << 20
 _TIMEOUT_S = 20.0
 MAX_RUNS = 2000
+MAX_FAULTS_IN_ALL = 10_000_000
+"""Minutes."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,9 +57,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _show(arguments: argparse.Namespace) -> tuple[list[str], Any]:
-    for name, value, high in (("--runs", arguments.runs, MAX_RUNS), ("--seed", arguments.seed, 2**31)):
-        if not 1 <= value <= high:
-            raise InputError(f"{name}: want 1 to {high}, got {value}")
+    # One run says nothing of how far its mean may be off.
+    for name, value, low, high in (("--runs", arguments.runs, 2, MAX_RUNS), ("--seed", arguments.seed, 1, 2**31)):
+        if not low <= value <= high:
+            raise InputError(f"{name}: want {low} to {high}, got {value}")
     try:
         from unbroken_cli.sizing.reading import read_scenario  # noqa: PLC0415 - other commands need no numpy
         from unbroken_cli.sizing.report import answer_lines, answer_page  # noqa: PLC0415 - needs numpy, too
@@ -69,6 +72,12 @@ def _show(arguments: argparse.Namespace) -> tuple[list[str], Any]:
         _assign(value, assignment)
     measured, notes = _measured(arguments)
     scenario = read_scenario(value, measured)
+    expected = scenario.expected_faults * arguments.runs
+    if expected > MAX_FAULTS_IN_ALL:
+        raise InputError(
+            f"--runs: want at most {MAX_FAULTS_IN_ALL} faults in all runs, got {expected:.0f}: "
+            f"{scenario.expected_faults:.0f} in each of {arguments.runs}"
+        )
     looks = min(arguments.runs, max(10, arguments.runs // 5))
     found = answer(scenario, arguments.seed, arguments.runs, looks=looks, notes=notes, quick=arguments.quick)
     lines = answer_lines(found)
@@ -119,7 +128,7 @@ def _assign(value: Any, assignment: str) -> None:
         if is_last:
             try:
                 place[index] = yaml.safe_load(text)
-            except yaml.YAMLError as error:
+            except (yaml.YAMLError, ValueError, RecursionError) as error:
                 raise InputError(f"--set {path[:80]}: not a value: {text[:80]!r}") from error
         else:
             place = place.setdefault(index, {}) if isinstance(place, dict) else place[index]

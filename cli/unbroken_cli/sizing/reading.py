@@ -204,7 +204,10 @@ def _bounded(scenario: Scenario) -> Scenario:
     least = -(-scenario.divisible_by // scenario.gpus_per_node)
     if scenario.min_nodes < least:
         scenario = replace(scenario, min_nodes=least)
-    expected = sum(scenario.rate_per_s(fault) for fault in scenario.faults) * scenario.duration_s
+    expected = scenario.expected_faults
     if expected > MAX_FAULTS:
-        raise InputError(f"job.duration: want at most {MAX_FAULTS} faults in one run, got {expected:.0f}")
+        raise InputError(
+            f"job.duration, faults: want at most {MAX_FAULTS} faults in one run, got {expected:.0f}; the duration, the "
+            f"rates or the nodes are too large"
+        )
     return scenario

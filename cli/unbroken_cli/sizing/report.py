@@ -41,8 +41,8 @@ def _head(found: SizingAnswer) -> Iterator[str]:
         return
     one = found.interruptions
     yield (
-        f"  interrupted every {_span(found.mtbf_s)}: {one.mean:.0f} times ({one.low:.0f} to {one.high:.0f} in nine "
-        f"runs of ten)"
+        f"  interrupted every {_span(found.mtbf_s)}: {counted(round(one.mean), 'time')} ({one.low:.0f} to "
+        f"{one.high:.0f} in nine runs of ten)"
     )
 
 
@@ -55,7 +55,10 @@ def _ratio_lines(found: SizingAnswer) -> Iterator[str]:
             f"{_MEANING[name]}"
         )
     if found.daly_ettr is not None:
-        yield f"  {'ettr by formula':<20}{found.daly_ettr:>8.4f}             Daly's, of mean costs and without waiting"
+        yield (
+            f"  {'ettr by formula':<20}{found.daly_ettr:>8.4f}             "
+            f"Daly's, of mean costs, with checkpoints on {found.daly_tier} alone, without waiting"
+        )
 
 
 def _where_lines(found: SizingAnswer) -> Iterator[str]:

@@ -164,6 +164,11 @@ class Scenario:
         return fault.rate * nodes / (1000 * 86400)
 
     @property
+    def expected_faults(self) -> float:
+        """Return how many faults the job can expect."""
+        return sum(self.rate_per_s(fault) for fault in self.faults) * self.duration_s
+
+    @property
     def interruptions_per_s(self) -> float:
         """Return how often a job without shortage is interrupted: faults that hit active nodes."""
         return sum(fault.rate * fault.kept for fault in self.faults) * self.num_nodes / (1000 * 86400)

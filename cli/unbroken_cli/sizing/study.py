@@ -191,17 +191,28 @@ class BestInterval:
 def best_interval(base: Runs, index: int, seed: int) -> BestInterval:
     """Fit what a tier costs at five intervals: a / interval + b * interval + c, which is least at sqrt(a / b)."""
     scenario, tier = base.scenario, base.scenario.tiers[index]
-    count = sum(outcome.num_by_tier[index] for outcome in base.outcomes)
-    if not count or not tier.blocking_s:
+    rate = _rate_back_to(scenario, index)
+    if not rate or not tier.blocking_s:
         return BestInterval(tier.name, tier.every_s, None, None)
-    between_s = scenario.duration_s * len(base.outcomes) / count
-    daly_s = max(daly_interval_s(between_s, tier.blocking_s), tier.blocking_s * 1.01)
+    daly_s = max(daly_interval_s(1 / rate, tier.blocking_s), tier.blocking_s * 1.01)
     intervals = [max(daly_s * factor, tier.blocking_s * 1.001) for factor in (0.4, 0.65, 1.0, 1.6, 2.5)]
     losses = [_loss(with_tier(scenario, index, replace(tier, every_s=each)), seed, base) for each in intervals]
     rows = np.array([[1 / each, each, 1.0] for each in intervals])
     falling, rising, _rest = np.linalg.lstsq(rows, np.array(losses), rcond=None)[0].tolist()
     best_s = math.sqrt(falling / rising) if falling > 0 and rising > 0 else daly_s
     return BestInterval(tier.name, tier.every_s, min(max(best_s, intervals[0]), intervals[-1]), daly_s)
+
+
+def _rate_back_to(scenario: Scenario, index: int) -> float:
+    """Return how many faults of active nodes go back to a tier in a second: none that survives them is newer."""
+    rate = 0.0
+    for fault in scenario.faults:
+        for rung, share in fault.rungs:
+            severity = scenario.severity(fault, rung)
+            left = [(tier.every_s, at) for at, tier in enumerate(scenario.tiers) if tier.survives >= severity]
+            if left and min(left)[1] == index:
+                rate += fault.rate * fault.kept * share * scenario.num_nodes / (1000 * 86400)
+    return rate
 
 
 def _loss(scenario: Scenario, seed: int, base: Runs) -> float:
@@ -240,6 +251,8 @@ class SizingAnswer:
     """Nodes out at any moment, 99th percentile, by formula."""
     daly_ettr: float | None
     """By formula, with the fastest tier that survives everything, and mean costs; None without one."""
+    daly_tier: str | None
+    """That tier. The formula knows of one: what others gain and cost is not in it."""
     one_more_spare: Difference | None
     intervals: tuple[BestInterval, ...]
     matters: tuple[Difference, ...]
@@ -252,7 +265,7 @@ def answer(
     """Return the answer; what would be if something were different is looked at in `looks` of the runs."""
     runs = run_many(scenario, seed, replicates)
     base = Runs(scenario, runs.outcomes[:looks])
-    mtbf_s = scenario.mtbf_s
+    mtbf_s, tier = scenario.mtbf_s, _tier_for_all(scenario)
     return SizingAnswer(
         name=scenario.name,
         gpus=scenario.num_gpus,
@@ -270,7 +283,8 @@ def answer(
         wait_in_a_run=float(runs.each(lambda one: one.num_waits > 0).mean()),
         most_out=estimate(runs.each(lambda one: one.most_out)),
         out_p99=nodes_out_p99(scenario),
-        daly_ettr=by_formula(scenario),
+        daly_ettr=None if tier is None else by_formula(scenario, tier),
+        daly_tier=None if tier is None else tier.name,
         one_more_spare=None if quick else one_more_spare(runs, seed),
         intervals=() if quick else tuple(best_interval(base, index, seed) for index in range(len(scenario.tiers))),
         matters=() if quick else tuple(what_matters(base, seed)),
@@ -291,13 +305,15 @@ def nodes_out_p99(scenario: Scenario) -> int:
     return poisson_quantile(mean, 0.99)
 
 
-def by_formula(scenario: Scenario) -> float | None:
-    """Return Daly's ETTR with the fastest tier that survives all faults."""
+def _tier_for_all(scenario: Scenario) -> Tier | None:
+    """Return the fastest tier that survives all faults; None without one, or without faults."""
     needed = max((scenario.severity(fault, rung) for fault in scenario.faults for rung, _ in fault.rungs), default=0)
-    enough = [tier for tier in scenario.tiers if tier.survives >= needed]
-    if not enough or not scenario.faults:
-        return None
-    tier = min(enough, key=lambda one: one.every_s)
+    enough = [tier for tier in scenario.tiers if tier.survives >= needed] if scenario.faults else []
+    return min(enough, key=lambda one: one.every_s, default=None)
+
+
+def by_formula(scenario: Scenario, tier: Tier) -> float:
+    """Return Daly's ETTR with one tier, of mean costs."""
     costs = dict(scenario.restart)
     total = sum(fault.rate for fault in scenario.faults)
     restart_s = sum(

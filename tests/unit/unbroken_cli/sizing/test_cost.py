@@ -293,6 +293,23 @@ def test_figures_pages_and_pictures_say_the_same(tmp_path: Path) -> None:
     assert long == pytest.approx(2 * short, abs=0.2)
 
 
+def test_a_system_of_ours_that_was_slower_is_named_on_both_pages(tmp_path: Path) -> None:
+    from cost import main
+
+    value = rows()
+    for kind, seconds in (("exception", 6.7), ("sigkill", 6.8)):
+        slow = next(one for one in value if (one["system"], one["fault"]) == ("unbroken-process", kind))
+        slow["lost_s"] = seconds
+    _written(tmp_path, value, main)
+    said = {name: " ".join((tmp_path / name).read_text().split()) for name in ("README.md", "docs/cost.md")}
+    begins = "- *Unbroken, a plain script* took longer than others, as measured: exception 6.7 s (torchrun 6.6 s"
+    assert begins in said["README.md"]
+    assert "SIGKILL 6.8 s" not in said["README.md"]
+    assert begins in said["docs/cost.md"]
+    assert "; SIGKILL 6.8 s (torchrun 6.6 s" in said["docs/cost.md"]
+    assert "*Unbroken, disk only* took longer" not in said["docs/cost.md"]
+
+
 def test_a_page_without_a_place_for_a_table_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from cost import main
 

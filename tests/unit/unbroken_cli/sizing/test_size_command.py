@@ -1,6 +1,7 @@
 """`unbroken size`: what it reads, what it says, and what it refuses in one line."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -79,8 +80,29 @@ def test_bad_input_is_said_in_one_line_with_the_fields_name(path: str, value: An
 
 def test_more_faults_than_can_be_simulated_are_refused() -> None:
     value = _set(_set(small(), "faults[1].rate", 100_000), "job.duration", "3650d")
-    with pytest.raises(InputError, match=r"job\.duration: want at most 2000000 faults in one run, got"):
+    with pytest.raises(InputError, match=r"job\.duration, faults: want at most 2000000 faults in one run, got"):
         read_scenario(value)
+
+
+def test_more_faults_in_all_runs_than_minutes_suffice_for_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(_set(small(), "faults[1].rate", 50_000), sort_keys=False))
+    assert size.main([str(file), "--runs", "2000"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("unbroken size: --runs: want at most 10000000 faults in all runs, got ")
+    assert said.endswith(" in each of 2000\n")
+
+
+def test_an_answer_that_cannot_be_written_is_an_error() -> None:
+    with Path("/dev/full").open("w") as full:
+        code = "import sys; from unbroken_cli.commands import size; sys.exit(size.main(sys.argv[1:]))"
+        command = [sys.executable, "-c", code, str(LLAMA_3), "--runs", "2", "--quick"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=100)
+    assert done.returncode == 1
+    assert done.stderr.startswith("unbroken size: cannot write what was found: No space left on device\n")
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("value", [None, [], "text", {"job": []}, {"job": None}, {}])
@@ -116,7 +138,10 @@ def test_answer_for_programs_has_ratios_shares_and_hours(tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--runs", "0"], "--runs: want 1 to 2000, got 0"),
+        (["--runs", "1"], "--runs: want 2 to 2000, got 1"),
+        (["--set", "job.duration=2020-13-45"], "--set job.duration: not a value: '2020-13-45'"),
+        (["--set", "job.gpus=0x_"], "--set job.gpus: not a value: '0x_'"),
+        (["--set", "job.gpus=" + "[" * 3000], f"--set job.gpus: not a value: {'[' * 80!r}"),
         (["--set", "job.gpus"], "--set: want FIELD=VALUE such as job.gpus=131072, got 'job.gpus'"),
         (["--set", "faults[9].rate=3"], "--set faults[9].rate: the input has no such field"),
         (["--set", "job.gpus=-1"], "job.gpus: want a whole number from 1 to 1000000, got -1"),

@@ -33,6 +33,18 @@ def test_simulation_meets_dalys_exact_form(
     assert found.mean == pytest.approx(daly_ettr(mtbf_s, blocking_s, restart_s, interval_s), abs=0.3 * POINT)
 
 
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_dalys_interval_comes_from_the_rates_and_not_from_what_a_few_runs_happened_to_meet(seed: int) -> None:
+    """Only the switch goes back to the disk, once in 78 days: ten runs of a week may meet none."""
+    gpu = next(fault for fault in small()["faults"] if fault["name"] == "gpu")
+    switch = {"name": "switch", "hits": "switch", "rate": 0.2, "detect": 20, "repair": "4h"}
+    scenario = read_scenario(small() | {"faults": [gpu, switch]})
+    memory, disk = (best_interval(run_many(scenario, seed, 10), index, seed) for index in (0, 1))
+    assert disk.best_s is not None
+    assert disk.daly_s == pytest.approx(daly_interval_s(86_400_000 / (0.2 * 64), 15))
+    assert memory.daly_s == pytest.approx(daly_interval_s(86_400_000 / (150 * 64), 0.2))
+
+
 @pytest.mark.parametrize(("mtbf_s", "blocking_s"), [(LLAMA_3_MTBF_S, 20.0), (3600.0, 60.0)])
 def test_best_interval_by_simulation_is_dalys(mtbf_s: float, blocking_s: float) -> None:
     scenario = interrupted(mtbf_s, 3 * daly_interval_s(mtbf_s, blocking_s), blocking_s, 300, 400 * mtbf_s / 86400)
