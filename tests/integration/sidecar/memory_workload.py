@@ -9,7 +9,8 @@ in FOLDER/held, and waits in that step to be killed. `kill-rendezvous`, also beh
 `sealed@kill-rendezvous`, kills the rendezvous there, and this rank goes on without it.
 Each rank writes a line a step to FOLDER/losses: "ITERATION RANK STEP LOSS", the loss as bits; and "restored ITERATION
 RANK STEP" to FOLDER/restored. With TEST_STATE=1 the first rank writes "ITERATION SAVED-OR-LOADED STEP DIGEST" of the
-whole state to FOLDER/states. With TEST_INSIST=1 a save that is skipped is tried again.
+whole state to FOLDER/states. With TEST_INSIST=1 a save that is skipped is tried again. After step TEST_FLUSH_AT, as at
+the end, all ranks wait until what was due on the disk is there.
 """
 
 import contextlib
@@ -49,6 +50,7 @@ NUM_STEPS = int(os.environ.get("TEST_STEPS", "12"))
 EVERY = int(os.environ.get("TEST_EVERY", "2"))
 DISK = os.environ.get("TEST_DISK")
 DISK_EVERY = int(os.environ["TEST_DISK_EVERY"]) if "TEST_DISK_EVERY" in os.environ else None
+FLUSH_AT = int(os.environ.get("TEST_FLUSH_AT", "-1"))
 LIMIT_S = 200.0
 LOAD_POINTS: dict[str, tuple[Any, str, bool]] = {
     "found": (WorkerSlots, "find", True),
@@ -174,6 +176,13 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 def is_saved(checkpointer: memory.Checkpointer, state: Any, step: int) -> bool:
     """Save a step, if it can be saved now."""
     return isinstance(checkpointer.save(state, step), memory.Saved)
+
+
+def flush(call: inprocess.CallWrapper, checkpointer: memory.Checkpointer, step: int) -> None:
+    """Wait, on all ranks together, until the newest checkpoint that was due is whole on the disk."""
+    with call.disable_hang_protection():
+        if not checkpointer.flush(timeout_s=LIMIT_S):
+            raise RuntimeError(f"after step {step} the last checkpoint that was due is not on the disk")
 
 
 def address(module: str) -> Path:
@@ -318,10 +327,10 @@ def train(call: inprocess.CallWrapper) -> None:
                 with call.disable_hang_protection():
                     wait_for(partial(is_saved, checkpointer, state, step), f"a save of step {step}")
             note_state(call.iteration, "saved", step, saved, optimizer)
+        if step == FLUSH_AT:
+            flush(call, checkpointer, step)
         call.ping(step=step)
-    with call.disable_hang_protection():
-        if not checkpointer.flush(timeout_s=LIMIT_S):
-            raise RuntimeError("the last checkpoint is not on the disk")
+    flush(call, checkpointer, NUM_STEPS - 1)
     dist.barrier()
 
 

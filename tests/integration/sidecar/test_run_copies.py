@@ -10,6 +10,7 @@ import pytest
 from tests.processes import environment_of
 
 from unbroken.folders import lock_folder
+from unbroken.memory.disk import steps_on_disk
 
 from .conftest import RunningJob
 from .memory_runs import WORKLOAD, Calm, losses, restored
@@ -115,3 +116,24 @@ def test_a_smaller_world_goes_on_with_the_shards_of_a_lost_pod(start_job: Callab
     assert worlds == {("0", "3", "None"), ("1", "2", "6"), ("2", "2", "8")}
     loaded, saved = states(folder, "loaded"), states(folder, "saved")
     assert loaded == {(1, 6): saved[0, 6], (2, 8): saved[1, 8]}
+
+
+def test_all_pods_lost_at_once_mean_the_disk_and_no_loss_differs(
+    start_job: Callable[..., Any], calm: Calm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Owners and holders of all copies go together, and with them a step that was protected."""
+    wanted = calm("fsdp2")
+    monkeypatch.setenv("TEST_DISK", str(tmp_path / "disk"))
+    monkeypatch.setenv("TEST_DISK_EVERY", "4")
+    # A rank that holds orders nothing more: what is due is on the disk before, however late the disk's processes start.
+    monkeypatch.setenv("TEST_FLUSH_AT", "4")
+    folder = tmp_path / "broken"
+    job = start(start_job, folder, ("--pods", "2", "--ranks-per-pod", "2"), "hold:0:2:5")
+    job.wait_for(lambda: held(folder, 0), "a rank that waits", LIMIT_S)
+    job.wait_for(lambda: memory_of(job)["protected_step"] == 4, "step 4 protected", LIMIT_S)
+    assert steps_on_disk(tmp_path / "disk") == [4]
+    lose(job, *(pod["pod"] for pod in job.status()["pods"]))
+    complete(job)
+    assert restored(folder) == {0: {"None"}, 1: {"4"}}
+    assert losses(folder) == wanted
+    assert states(folder, "loaded") == {(1, 4): states(folder, "saved")[0, 4]}
