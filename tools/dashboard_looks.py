@@ -69,6 +69,8 @@ SAFE = {"on all ranks": "green", "protected": "blue", "on the disk": "purple"}
 SOURCES = {"from memory": "green", "from disk": "orange", "from nothing": "red"}
 RUNGS = {"in-process": "green", "process": "yellow", "pod": "orange", "world": "red", "job": "dark-red"}
 """From the cheapest on."""
+VERDICTS = {"degraded": "yellow", "suspect": "orange", "fatal": "red"}
+"""Of checks, from the mildest on."""
 SPENT = {
     "progress": "green",
     "checkpoint": "yellow",

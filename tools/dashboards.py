@@ -20,6 +20,7 @@ from tools.dashboard_looks import (
     SOURCES,
     SPENT,
     STATES,
+    VERDICTS,
     WORKERS,
     Board,
     Panel,
@@ -407,6 +408,34 @@ JOB_BOARD = Board(
                     ),
                 ),
                 width=6,
+            ),
+        ),
+        "Health": (
+            Panel(
+                "lines",
+                "Slow ranks",
+                "short",
+                one(job("max(unbroken_stragglers{})"), "hold all others up"),
+                "Busy for longer in each step than the rest of their pipeline stage, in two windows in a row.",
+                colors={"hold all others up": "red"},
+            ),
+            Panel(
+                "lines",
+                "Ranks whose busy time is compared",
+                "short",
+                (
+                    (job("max(unbroken_compared_ranks{})"), "compared"),
+                    (job('max(unbroken_ranks{role="active", })'), "active"),
+                ),
+                "Of the others nobody knows whether they are slow.",
+            ),
+            Panel(
+                "lines",
+                "Findings of watches",
+                "short",
+                one(job("max by (verdict) (unbroken_health_findings{})"), "{{verdict}}"),
+                "Devices, links and storage; a slow rank counts as degraded, or as suspect where it may move.",
+                colors=VERDICTS,
             ),
         ),
         "Pods": (

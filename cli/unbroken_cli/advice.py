@@ -9,11 +9,11 @@ from shlex import quote
 from unbroken_cli.job import ConditionRecord, FaultSummary, JobRecord, moment
 from unbroken_core.vocabulary.plurals import agreed, counted
 from unbroken_core.vocabulary.reasons import Cause
+from unbroken_core.vocabulary.unrest import STORM_RECOVERIES, STORM_S
 
 MIN_FAULTS_OF_A_BAD_NODE = 2
-MIN_FAULTS_OF_A_STORM = 5
-STORM_S = 900
-"""More faults than this, of which none was on purpose, within so many seconds: as in the alert UnbrokenRestartStorm."""
+MIN_FAULTS_OF_A_STORM = STORM_RECOVERIES + 1
+"""So many within STORM_S, of which none was on purpose, are worth a word."""
 
 _WAITS = {
     "InvalidSpec": "correct the field that the message names and apply the job again",
@@ -284,6 +284,12 @@ def _condition_steps(job: JobRecord) -> Iterator[str]:
     slow = job.condition("Straggling")
     if slow is not None and slow.status == "True" and job.state == "Running":
         yield f"all ranks wait for the slowest, so compare its node with others: {slow.message}"
+    still = job.condition("NoProgress")
+    if still is not None and job.holds("NoProgress") and job.state in ("Running", "Recovering"):
+        yield (
+            "find what keeps it from getting on (a hang that no timeout sees, missing pods, checkpoints further apart "
+            f"than faults): {still.message}"
+        )
 
 
 def _why_unknown(job: JobRecord) -> str:
@@ -295,7 +301,12 @@ def _why_unknown(job: JobRecord) -> str:
 
 def _storm_steps(job: JobRecord, now: datetime) -> Iterator[str]:
     recent = recent_faults(job, now)
-    if job.state in ("Complete", "Suspended") or len(recent) < MIN_FAULTS_OF_A_STORM:
+    if job.state in ("Complete", "Suspended"):
+        return
+    if len(recent) < MIN_FAULTS_OF_A_STORM:
+        storm = job.condition("RestartStorm")
+        if storm is not None and job.holds("RestartStorm") and job.state in ("Running", "Recovering"):
+            yield f"find what keeps interrupting it, such as evictions, preemption or a roll-out: {storm.message}"
         return
     causes = Counter(fault.cause for fault in recent)
     (cause, count), *others = causes.most_common()

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from unbroken_cli.advice import MIN_FAULTS_OF_A_STORM, STORM_S, fault_steps, next_steps, recent_faults
+from unbroken_cli.advice import MIN_FAULTS_OF_A_STORM, fault_steps, next_steps, recent_faults
 from unbroken_cli.job import FaultSummary, JobRecord, moment
 from unbroken_core.vocabulary.reasons import Cause
+from unbroken_core.vocabulary.unrest import STORM_S
 
 PHASES = ("detect", "stop", "plan", "enter", "first-progress")
 _LABEL_WIDTH = 13

@@ -79,9 +79,11 @@ async def break_a_job(bench: Bench, server: Prometheus, targets: Path) -> None:
     command = [sys.executable, str(Path(__file__).with_name("dashboard_workload.py"))]
     memory = {"sizeLimit": "16Mi", "every": 5, "replicas": 1}
     memory["disk"] = {"directory": str(targets.parent / "checkpoints"), "every": 50}
-    document = job(NAME, command, replicas=2, spares={"count": 1}, memory=memory)
+    document = job(NAME, command, replicas=2, ranksPerPod=2, spares={"count": 1}, memory=memory)
+    # Of fewer than four ranks nobody is slow; a window takes half the time of a heartbeat, or longer.
+    document["spec"]["health"] = {"stragglers": {"windowSeconds": 5}}
     # Nothing hangs here: each fault more would be counted.
-    document["spec"]["timeouts"] |= {"softSeconds": 30, "hardSeconds": 40}
+    document["spec"]["timeouts"] |= {"softSeconds": 30, "hardSeconds": 40, "heartbeatSeconds": 20}
     pod = document["spec"]["template"]["spec"]
     # The pods of this cluster are processes: they see the folder itself.
     pod["volumes"] = [{"name": "shared", "hostPath": {"path": str(targets.parent)}}]
@@ -93,7 +95,7 @@ async def break_a_job(bench: Bench, server: Prometheus, targets: Path) -> None:
         return await discover(bench, targets, NAMESPACE) == ["Running"] * 4
 
     await eventually(are_running, "three training pods and the rendezvous", pause_s=0.5)
-    for expression in ("unbroken_step > 1", "sum(unbroken_agent_connected) == 3", 'unbroken_ranks{role="spare"} == 1'):
+    for expression in ("unbroken_step > 1", "sum(unbroken_agent_connected) == 3", 'unbroken_ranks{role="spare"} == 2'):
         await server.wait(expression)
     (targets.parent / "raise-1").touch()
     await server.wait('unbroken_restarts_total{rung="in-process", cause="exception"} == 1')

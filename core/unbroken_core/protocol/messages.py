@@ -673,3 +673,5 @@ class JobStatus:
     """Wall seconds since the job first ran, likewise; None before it ran."""
     time: TimeSpent | None = None
     """Where they went; None before it ran."""
+    still_for_s: float = 0.0
+    """Seconds since the job got anywhere, as far as this coordinator saw; 0 where it is not to train."""

@@ -54,6 +54,8 @@ class Progress:
         """How long workers have stood still for checkpoints in that iteration: in all, before all ran, in a term."""
         self._began_s = 0.0
         """When all ran."""
+        self._moved_s: float | None = None
+        """When the job got anywhere last, as far as this coordinator saw; before it did, since when it looks."""
         self.account = Account()
 
     def has_gained(self, now_s: float) -> bool:
@@ -79,7 +81,7 @@ class Progress:
         if self._first_run_s is not None or entered_s >= until_s:
             return
         self._first_run_s, self._world_size = entered_s, world_size
-        self._known_s = now_s
+        self._known_s = self._moved_s = now_s
         self._taken = (entered_s, until_s)
         self._gained_s += until_s - entered_s
         self._stopped_s = until_s if until_s < now_s else None
@@ -131,7 +133,7 @@ class Progress:
         self._judged_stall_s = self._stall_base_s = self._stall_s
         self._began_s = now_s
         if self._first_run_s is None:
-            self._first_run_s = self._known_s = now_s
+            self._first_run_s = self._known_s = self._moved_s = now_s
         self._lost_rank_s = self.lost_rank_s(now_s)
         self._stopped_s = None
         self._world_size = world_size
@@ -147,6 +149,7 @@ class Progress:
         self.account.stop(now_s, now_s if fault_s is None else fault_s)
         if self.max_step < 0:
             self._gained_s += now_s - self._mark_s
+            self._moved_s = now_s
         else:
             self._lost_rank_s += (now_s - self._mark_s) * self._world_size
         self._mark_s = None
@@ -201,6 +204,8 @@ class Progress:
         if is_first_time and 0 <= before < self.max_step and self._mark_s is not None:
             self._repeat((self.max_step - before) / (step - before), now_s)
         self.max_step = max(self.max_step, step)
+        if is_first_time:
+            self._moved_s = now_s if self._moved_s is None else max(self._moved_s, now_s)
         if self._mark_s is None:
             return
         self.account.judge(now_s, Spent.PROGRESS if is_first_time else Spent.REDO)
@@ -223,6 +228,16 @@ class Progress:
     def gained_s(self, now_s: float) -> float:
         """Return the seconds of first-time progress; never falls, even if there was less than it seemed."""
         return max(self._shown_s, self._seconds(now_s))
+
+    def still_for_s(self, now_s: float) -> float:
+        """Return the seconds since the job got anywhere: to a step for the first time, or, without steps, at all.
+
+        A new coordinator begins to count when it takes over. 0 before the job has run, and once it is over.
+        """
+        runs_without_steps = self.max_step < 0 and self._mark_s is not None
+        if self._moved_s is None or self._ended_s is not None or runs_without_steps:
+            return 0.0
+        return max(now_s - self._moved_s, 0.0)
 
     def _seconds(self, now_s: float) -> float:
         end_s = now_s if self._ended_s is None else self._ended_s

@@ -239,3 +239,7 @@ class Reason(Word):
     RANKS_SLOW = "RanksSlow"
     PACE_EVEN = "PaceEven"
     PACE_NOT_MEASURED = "PaceNotMeasured"
+    KEEPS_RECOVERING = "KeepsRecovering"
+    RECOVERS_SELDOM = "RecoversSeldom"
+    STANDS_STILL = "StandsStill"
+    GETS_ON = "GetsOn"

@@ -55,6 +55,8 @@ class ConditionType(str, Enum):
     UP_TO_DATE = "UpToDate"
     NODES_HEALTHY = "NodesHealthy"
     STRAGGLING = "Straggling"
+    RESTART_STORM = "RestartStorm"
+    NO_PROGRESS = "NoProgress"
     THROTTLED = "Throttled"
     COMPLETE = "Complete"
     FAILED = "Failed"
@@ -71,9 +73,10 @@ class JobCondition(Model):
     wanted and none is ready. SparesSpread: every domain of every layer in which active pods stand has a spare pod.
     UpToDate: all pods were made from the current template; shown from its first change on. NodesHealthy: the watches
     of the pods found no broken device, link or storage; shown from their first word on. Straggling: ranks hold all
-    others up, since they are busy longer in each step; shown once workers have measured it. Throttled: the job asks
-    for more than its share of the operator, and the rest is held back; shown from the first time on. Complete and
-    Failed: the job is over."""
+    others up, since they are busy longer in each step; shown once workers have measured it. RestartStorm: more
+    than 5 recoveries ended within 15 minutes; shown from the first time on. NoProgress: the job is to train, and has
+    reached nothing new for 30 minutes; shown from the first time on. Throttled: the job asks for more than its share of
+    the operator, and the rest is held back; shown from the first time on. Complete and Failed: the job is over."""
     status: ConditionStatus
     """True, False or Unknown."""
     reason: Annotated[str, Field(min_length=1, max_length=64)]
@@ -238,7 +241,7 @@ class Status(Model):
         tuple[JobCondition, ...],
         Field(
             strict=False,
-            max_length=16,
+            max_length=32,
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
         ),
     ] = ()

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from unbroken_core.vocabulary.unrest import STILL_S, STORM_RECOVERIES, STORM_S
+
 ROOT = Path(__file__).parents[3]
 RUNBOOKS = ROOT / "docs" / "runbooks"
 RULES: list[dict[str, Any]] = [
@@ -57,6 +59,20 @@ def test_cases_for_promtool_say_where_an_alert_fires_and_where_it_does_not(alert
 
 def _jobs(series: str) -> list[str]:
     return re.findall(r'training_job="([^"]+)"', series)
+
+
+def test_conditions_and_alerts_of_unrest_use_the_same_numbers() -> None:
+    rules = {alert["alert"]: alert for alert in ALERTS}
+    storm, still = rules["UnbrokenRestartStorm"], rules["UnbrokenNoProgress"]
+    assert f"[{STORM_S // 60}m])) > {STORM_RECOVERIES}" in storm["expr"]
+    window_min = re.search(r"progress_seconds_total\[(\d+)m]\)\) == 0", still["expr"])
+    assert window_min is not None
+    assert (int(window_min[1]) + int(still["for"].removesuffix("m"))) * 60 == STILL_S
+    for page in ("dashboards.md", "reference/conditions.md", "reference/api.md"):
+        text = " ".join((ROOT / "docs" / page).read_text().split())
+        assert f"more than {STORM_RECOVERIES} recoveries" in text
+        assert f"{STORM_S // 60} minutes" in text
+        assert f"{STILL_S // 60} minutes" in text
 
 
 def test_every_runbook_belongs_to_an_alert() -> None:

@@ -400,6 +400,7 @@ SITUATIONS: dict[str, Situation] = {
     "Ranks that were missing have joined": grown,
     "It trains with fewer ranks": lambda: _numbers(world_size=3, lost_ranks=1, spare_ranks=0),
     "Ranks are missing and spares are ready": lambda: _numbers(world_size=2, lost_ranks=2, spare_ranks=2),
+    "Nothing new is reached": lambda: _numbers(max_step=120, still_for_s=1900.0),
     "A node of its pods is NotReady": node_lost,
     "Nodes lack the labels of the layers": relabelled,
     "It is suspended": lambda: edited(suspend=True),

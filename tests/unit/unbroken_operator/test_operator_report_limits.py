@@ -84,6 +84,8 @@ def test_what_an_honest_rendezvous_says_is_read_as_it_is() -> None:
         pytest.param("memory.disk_problem", "x" * 10**6, ".memory.disk_problem: want at most", id="a problem as long"),
         pytest.param("memory.across", "x" * 10**6, ".memory.across: want at most", id="a promise of a megabyte"),
         pytest.param("ettr", 7.5, ".ettr: want 0 to 1.01, got 7.5", id="more progress than time"),
+        pytest.param("still_for_s", -1.0, ".still_for_s: want 0 to 1000000000", id="nothing new for less than no time"),
+        pytest.param("still_for_s", 1e300, ".still_for_s: want 0 to 1000000000", id="nothing new since before time"),
         pytest.param("pods", SOUND["pods"] * 100, ".pods: want at most 22 for a job of this size, got 300", id="pods"),
         pytest.param("pods.0.ranks", [0, 1, 2], ".pods[].ranks: want at most 2", id="more ranks than a pod has"),
         pytest.param("pods.0.ranks", [0, 44 + 1], ".pods[].ranks: want 0 to 44, got 45", id="a rank beyond the world"),

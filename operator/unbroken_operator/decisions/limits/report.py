@@ -148,6 +148,7 @@ def _violations(status: JobStatus, limits: ReportLimits) -> Iterator[str]:
         (".ettr", status.ettr, 0, 1.01),
         (".gained_s", status.gained_s, 0, MAX_SECONDS),
         (".ran_for_s", status.ran_for_s, 0, MAX_SECONDS),
+        (".still_for_s", status.still_for_s, 0, MAX_SECONDS),
     )
     yield from _counts(".restarts_by_rung", status.restarts_by_rung, {rung.value for rung in Rung})
     yield from _counts(".restarts_by_cause", status.restarts_by_cause, {cause.value for cause in Cause})

@@ -26,6 +26,7 @@ from unbroken_operator.decisions.reporting.pod_conditions import pods_ready, up_
 from unbroken_operator.decisions.reporting.recovery_text import culprit
 from unbroken_operator.decisions.reporting.silence import silent_reason, unknown, why_silent
 from unbroken_operator.decisions.reporting.spare_conditions import spares_exhausted, spares_spread
+from unbroken_operator.decisions.reporting.unrest_conditions import no_progress, restart_storm, unrest_over
 from unbroken_operator.decisions.snapshot import Snapshot
 
 _OF_PODS: dict[ConditionType, bool | None] = {
@@ -36,6 +37,8 @@ _OF_PODS: dict[ConditionType, bool | None] = {
     ConditionType.SPARES_EXHAUSTED: False,
     ConditionType.SPARES_SPREAD: None,
     ConditionType.UP_TO_DATE: None,
+    ConditionType.RESTART_STORM: False,
+    ConditionType.NO_PROGRESS: False,
 }
 """What conditions about pods are when the job is to have none."""
 
@@ -158,6 +161,7 @@ def _progress(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, po
     outcome, report = assessment.outcome, snapshot.report
     yield from _ends(outcome)
     if outcome is not None:
+        yield from unrest_over(snapshot)
         if outcome.is_ours:
             reason = Reason(outcome.reason)
             yield Finding(ConditionType.RUNNING, False, reason, cut(outcome.message))
@@ -168,6 +172,7 @@ def _progress(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, po
         return
     if is_unknown(snapshot):
         yield from unknown(snapshot, assessment)
+        yield from restart_storm(snapshot)
         return
     if report is None or (report.iteration < 0 and _cannot_answer(snapshot, assessment)):
         yield from _unheard(snapshot, assessment, pods_ready)
@@ -176,6 +181,8 @@ def _progress(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, po
     yield _recovering(report)
     yield from nodes_healthy(snapshot, report)
     yield from straggling(snapshot, report)
+    yield from restart_storm(snapshot)
+    yield from no_progress(snapshot, report)
     yield _degraded(report)
     if report.iteration >= 0:
         yield spares_exhausted(verdict, assessment)

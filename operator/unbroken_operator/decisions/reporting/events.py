@@ -21,6 +21,8 @@ _WARNINGS = {
     ("SparesExhausted", "True"),
     ("NodesHealthy", "False"),
     ("Straggling", "True"),
+    ("RestartStorm", "True"),
+    ("NoProgress", "True"),
     ("Failed", "True"),
     ("Throttled", "True"),
 }

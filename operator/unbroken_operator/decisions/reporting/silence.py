@@ -22,6 +22,7 @@ _KNOWN_BY_THE_RENDEZVOUS = (
     ConditionType.DEGRADED,
     ConditionType.SPARES_EXHAUSTED,
     ConditionType.SPARES_SPREAD,
+    ConditionType.NO_PROGRESS,
 )
 
 

@@ -69,3 +69,53 @@ def test_both_only_rise_and_are_all_of_the_wall_time_in_the_end(moves: list[tupl
     progress.end(now_s)
     wall_s = 0.0 if began_s is None else now_s - began_s
     assert progress.gained_s(now_s) + progress.lost_rank_s(now_s) / 4 == pytest.approx(wall_s, abs=1e-6)
+
+
+def test_a_job_stands_still_from_its_last_new_step_on_whatever_it_repeats() -> None:
+    progress = Progress()
+    assert progress.still_for_s(50.0) == 0.0, "it has not run"
+    progress.run(100.0, world_size=2)
+    assert progress.still_for_s(1000.0) == 0.0, "of a script that tells no steps, running is all that there is"
+    progress.step(5, 1000.0)
+    assert progress.still_for_s(1030.0) == 30.0
+    progress.stop(1040.0)
+    progress.run(1050.0, world_size=2)
+    progress.step(4, 1060.0)
+    progress.step(5, 1070.0)
+    assert progress.still_for_s(1080.0) == 80.0
+    progress.step(6, 1090.0)
+    assert progress.still_for_s(1090.0) == 0.0
+    progress.end(1100.0)
+    assert progress.still_for_s(9999.0) == 0.0
+
+
+def test_without_steps_a_job_stands_still_between_iterations() -> None:
+    progress = Progress()
+    progress.run(0.0, world_size=2)
+    progress.stop(100.0)
+    assert progress.still_for_s(130.0) == 30.0
+    progress.run(140.0, world_size=2)
+    assert progress.still_for_s(200.0) == 0.0
+
+
+def test_a_new_coordinator_counts_from_when_it_takes_over() -> None:
+    progress = Progress()
+    progress.take_over(0.0, 400.0, 500.0, world_size=2)
+    assert progress.still_for_s(530.0) == 30.0
+
+
+@given(MOVES)
+def test_it_stands_still_for_no_longer_than_it_has_run_and_for_no_less_than_no_time(
+    moves: list[tuple[str, float, int]],
+) -> None:
+    progress, now_s = Progress(), 0.0
+    for move, seconds, step in moves:
+        now_s += seconds
+        match move:
+            case "run":
+                progress.run(now_s, world_size=1)
+            case "stop":
+                progress.stop(now_s)
+            case _:
+                progress.step(step, now_s)
+        assert 0.0 <= progress.still_for_s(now_s) <= now_s

@@ -1,0 +1,9 @@
+"""From when on a job that recovers, or runs, is in trouble all the same.
+
+Conditions and advice use these numbers; the alerts UnbrokenRestartStorm and UnbrokenNoProgress are tested against them.
+"""
+
+STORM_RECOVERIES, STORM_S = 5, 900
+"""More recoveries than this within so many seconds are a storm."""
+STILL_S = 1800
+"""A job that has its pods, and has reached nothing new for so many seconds, makes no progress."""
