@@ -13,7 +13,27 @@ NUM_SCHEDULES = int(os.environ.get("UNBROKEN_LOOPS", USUAL_SCHEDULES))
 FIRST_SEED = int(os.environ.get("UNBROKEN_FIRST_LOOP", "0"))
 SEEDS_PER_TEST = 10
 STORY_LINES = 60
-FAILED_BEFORE = (41, 130, 204, 238, 406, 419, 426, 508, 559, 659, 697, 711, 1150, 3063, 100184, 100277, 101481, 101525)
+FAILED_BEFORE = (
+    41,
+    130,
+    204,
+    238,
+    406,
+    419,
+    426,
+    508,
+    559,
+    659,
+    697,
+    711,
+    1150,
+    3063,
+    100184,
+    100277,
+    101481,
+    101525,
+    240729,
+)
 """Seeds that have shown a fault of the product or of the simulation once, and are run every time."""
 
 

@@ -103,8 +103,8 @@ class VirtualLoop(_Loop):  # type: ignore[misc] # else each method that is left 
 
     def run_due(self) -> None:
         """Let everything go on that is due by now, until all wait again."""
-        if self._woken_at <= self._clock():
-            self._woken_at = float("inf")
+        # Also where the clock is an ulp before it, since the world adds up delays: then it is to be woken again.
+        self._woken_at = float("inf")
         if self.is_paused or self.is_over:
             return
         while self._timers and self._timers[0][0] <= self._clock():
