@@ -45,6 +45,17 @@ def test_an_alert_says_how_bad_it_is_and_has_a_runbook(alert: dict[str, Any]) ->
     assert f"`{alert['alert']}`" in (RUNBOOKS / "README.md").read_text()
 
 
+def test_the_page_of_dashboards_lists_all_alerts_as_they_are() -> None:
+    text = (ROOT / "docs" / "dashboards.md").read_text()
+    listed = re.findall(r"^\| \[`(\w+)`\]\((runbooks/[\w-]+\.md)\) \| .* \| (\w+) \|$", text, re.MULTILINE)
+    wanted = {
+        (alert["alert"], alert["annotations"]["runbook_url"].removeprefix("docs/"), alert["labels"]["severity"])
+        for alert in ALERTS
+    }
+    assert set(listed) == wanted
+    assert len(listed) == len(wanted)
+
+
 @pytest.mark.parametrize("alert", ALERTS, ids=[alert["alert"] for alert in ALERTS])
 def test_cases_for_promtool_say_where_an_alert_fires_and_where_it_does_not(alert: dict[str, Any]) -> None:
     cases = yaml.safe_load((ROOT / "tests" / "integration" / "chart" / "alert_cases.yaml").read_text())["tests"]
