@@ -19,6 +19,12 @@ def owned(name: str, owner: Document, **reference: object) -> Document:
     return body
 
 
+def until_the_collector_knows(target: Target, namespace: str, owner: Document) -> None:
+    """Wait until the garbage collector has seen all that was made here so far: it learns of it in that order."""
+    target.post(maps(namespace), owned("probe", owner, uid="00000000-0000-0000-0000-000000000000")).ok(201)
+    wait_until(lambda: target.get(f"{maps(namespace)}/probe").code == 404, "who names a uid that is not there goes")
+
+
 def test_deletion_of_a_plain_object_answers_with_a_success(target: Target, namespace: str) -> None:
     made = target.post(maps(namespace), config_map("a")).ok(201)
     done = target.delete(f"{maps(namespace)}/a").ok()
@@ -112,6 +118,7 @@ def test_foreground_deletion_waits_for_blocking_dependents(target: Target, names
     body = owned("held", owner, blockOwnerDeletion=True)
     body["metadata"]["finalizers"] = ["contract.test/hold"]
     target.post(maps(namespace), body).ok(201)
+    until_the_collector_knows(target, namespace, owner)
     waiting = target.delete(f"{maps(namespace)}/owner", {"propagationPolicy": "Foreground"}).body
     assert waiting["metadata"]["finalizers"] == ["foregroundDeletion"]
     held = f"{maps(namespace)}/held"
@@ -124,6 +131,7 @@ def test_foreground_deletion_waits_for_blocking_dependents(target: Target, names
 def test_orphans_stay_without_their_owner(target: Target, namespace: str) -> None:
     owner = target.post(maps(namespace), config_map("owner")).ok(201)
     target.post(maps(namespace), owned("child", owner)).ok(201)
+    until_the_collector_knows(target, namespace, owner)
     target.delete(f"{maps(namespace)}/owner", {"propagationPolicy": "Orphan"})
     wait_until(lambda: target.get(f"{maps(namespace)}/owner").code == 404, "the owner goes")
     assert not target.get(f"{maps(namespace)}/child").ok()["metadata"].get("ownerReferences")
