@@ -239,9 +239,10 @@ def at(owner: Any, name: str, *, is_after: bool, victim: str) -> None:
     original = getattr(owner, name)
 
     def strike(*words: Any, **more: Any) -> Any:
-        setattr(owner, name, original)
         if victim:
+            # First: where this rank is interrupted on its way, the next call kills.
             kill_rendezvous()
+            setattr(owner, name, original)
             return original(*words, **more)
         if is_after:
             original(*words, **more)

@@ -64,7 +64,7 @@ def test_the_rendezvous_may_end_at_each_point_of_a_save_a_fault_and_a_load(
     assert steps.pop(0) == {"None"}
     assert steps
     assert all(len(step) == 1 and step != {"None"} for step in steps.values()), steps
-    assert len((tmp_path / "broken" / "rendezvous-killed").read_text().splitlines()) == 2
+    assert len((tmp_path / "broken" / "rendezvous-killed").read_text().splitlines()) >= 2
 
 
 def test_a_restarted_agent_and_its_keeper_find_the_checkpoints_again(
