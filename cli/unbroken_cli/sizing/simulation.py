@@ -9,7 +9,7 @@ All times are whole ticks, so that the terms add up to the time that has passed,
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heappop, heappush
 
@@ -57,8 +57,6 @@ class Outcome:
     num_interruptions: int = 0
     num_waits: int = 0
     """Interruptions that had to wait for a node."""
-    num_by_tier: list[int] = field(default_factory=list)
-    """From which tier the job went on, by number; the last: from the start."""
     most_out: int = 0
 
 
@@ -74,7 +72,6 @@ class Run:
             0,
             [[0] * len(Term) for _ in range(self._nothing + 1)],
             [[0] * len(Term) for _ in range(self._nothing + 1)],
-            num_by_tier=[0] * (len(scenario.tiers) + 1),
         )
         self._now = 0
         """Until when the time is accounted for; a job that trains may have gone on since."""
@@ -248,8 +245,7 @@ class Run:
         """End the iteration; without severity it is planned, after a step that is saved, and nothing is lost."""
         restore = 0
         if severity is not None:
-            _lost, restore, tier = self._clock.go_back(severity)
-            self.outcome.num_by_tier[-1 if tier is None else tier] += 1
+            _lost, restore, _tier = self._clock.go_back(severity)
         self.outcome.num_interruptions += 1
         self._restart, self._restore, self._cause = restart, restore, cause
         if self._state == _WAITING:
