@@ -32,7 +32,10 @@ FAILED_BEFORE = (
     100277,
     101481,
     101525,
+    200232,
+    200405,
     240729,
+    240756,
 )
 """Seeds that have shown a fault of the product or of the simulation once, and are run every time."""
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from unbroken_core.protocol.messages import JobStatus, Observation, PodObservation, PodStatus
 from unbroken_core.protocol.settings import JobSettings
-from unbroken_core.vocabulary.reasons import Cause, JobPhase, Role
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Role, WorkerPhase
 from unbroken_operator.decisions.admission import ValidSpec
 from unbroken_operator.decisions.domains import Domains, find_domains
-from unbroken_operator.decisions.lifecycle import JobOutcome, is_suspended, job_outcome, look_again_s
+from unbroken_operator.decisions.lifecycle import JobOutcome, has_run, is_suspended, job_outcome, look_again_s
 from unbroken_operator.decisions.node_signals import troubled_pods
 from unbroken_operator.decisions.objects.manifests import settings_digest
 from unbroken_operator.decisions.objects.rendezvous_place import made_from
@@ -70,8 +70,8 @@ def assess(snapshot: Snapshot, verdict: ValidSpec) -> Assessment:
     suspended = outcome is None and is_suspended(snapshot, verdict.spec)
     # An operator that has just begun asks first: the rendezvous may say that pods train of which no kubelet tells.
     may_hear = outcome is None and not suspended and look_again_s(snapshot) is not None
-    lost = frozenset(pod.uid for pod in snapshot.pods if _is_lost(pod, snapshot, members, may_hear=may_hear))
-    is_over = outcome is not None or _may_have_ended(snapshot, settings, lost)
+    lost = frozenset(pod.uid for pod in snapshot.pods if _is_lost(pod, snapshot, members, settings, may_hear=may_hear))
+    is_over = outcome is not None or _may_have_ended(snapshot, settings, lost, members)
     alive = [pod for pod in trainers if _counts(pod, lost, members, report, is_over=is_over)]
     outdated = outdated_pods(verdict.spec, alive)
     found = succession(
@@ -143,19 +143,41 @@ def _gone(pod: PodView, lost: frozenset[str]) -> Cause | None:
     return Cause.POD_LEAVING if pod.is_deleting or pod.leaving else None
 
 
-def _is_lost(pod: PodView, snapshot: Snapshot, members: dict[str, PodStatus], *, may_hear: bool) -> bool:
+def _is_lost(
+    pod: PodView, snapshot: Snapshot, members: dict[str, PodStatus], settings: JobSettings, *, may_hear: bool
+) -> bool:
     if not pod.node or pod.is_terminal or pod.node in snapshot.unseen_nodes:
         return False
     node = snapshot.nodes.get(pod.node)
     if node is not None and node.is_ready:
         return False
-    if may_hear and node is not None and not node.is_out_of_service:
+    is_off = node is None or node.is_out_of_service
+    if may_hear and not is_off:
         return False
     # A node that only the API server cannot reach may train on: its agent's connection is the better witness.
     if snapshot.is_reachable and pod.uid == snapshot.report_from:
         return False
-    member = members.get(pod.uid)
-    return not (snapshot.is_reachable and member is not None and member.is_connected)
+    return not _may_train(members.get(pod.uid), snapshot, settings, is_off=is_off)
+
+
+def _may_train(member: PodStatus | None, snapshot: Snapshot, settings: JobSettings, *, is_off: bool) -> bool:
+    """Whether a pod of the last report may train on, on a node that is not ready, or off."""
+    if member is None:
+        return False
+    if not snapshot.is_reachable:
+        return member.is_connected and not is_off and may_train_unheard_s(snapshot, settings) > 0
+    if member.is_connected:
+        return True
+    # While an iteration runs with its ranks, the rendezvous alone says when a broken connection is a lost pod.
+    is_at_work = snapshot.report is not None and snapshot.report.phase is JobPhase.RUNNING and bool(member.ranks)
+    return is_at_work and not is_off
+
+
+def may_train_unheard_s(snapshot: Snapshot, settings: JobSettings) -> float:
+    """Return the seconds for which ranks may still train that no rendezvous watches: then they have left."""
+    if snapshot.is_reachable or not has_run(snapshot):
+        return 0.0
+    return max(0.0, settings.timeouts.isolation_limit_s - snapshot.unheard_for_s)
 
 
 def _counts(
@@ -175,7 +197,9 @@ def _counts(
     return report is None or report.phase is JobPhase.ENDING or (member is not None and member.is_connected)
 
 
-def _may_have_ended(snapshot: Snapshot, settings: JobSettings, lost: frozenset[str]) -> bool:
+def _may_have_ended(
+    snapshot: Snapshot, settings: JobSettings, lost: frozenset[str], members: dict[str, PodStatus]
+) -> bool:
     """Whether a new rendezvous has yet to say that the job was ending, as all of its active pods are there or done."""
     report = snapshot.report
     if report is None or report.phase is not JobPhase.FORMING or snapshot.status.get("iteration", -1) < 0:
@@ -183,6 +207,16 @@ def _may_have_ended(snapshot: Snapshot, settings: JobSettings, lost: frozenset[s
     there = [
         pod
         for pod in snapshot.trainers()
-        if pod.role == Role.ACTIVE.value and pod.phase in ("Running", "Succeeded") and _gone(pod, lost) is None
+        if pod.role == Role.ACTIVE.value
+        and pod.phase in ("Running", "Succeeded")
+        and _gone(pod, lost) is None
+        and not _has_yet_to_train(members.get(pod.uid))
     ]
     return len(there) >= settings.replicas and any(pod.phase == "Succeeded" for pod in there)
+
+
+def _has_yet_to_train(member: PodStatus | None) -> bool:
+    """Whether a pod was made after the last world: all that its workers did is to start."""
+    if member is None or not member.is_connected or not member.workers:
+        return False
+    return all(phase in (WorkerPhase.STARTING, WorkerPhase.READY) for phase in member.workers)

@@ -33,7 +33,7 @@ from unbroken_operator.decisions.actions import (
     WriteStatus,
 )
 from unbroken_operator.decisions.admission import MAX_VIOLATION, InvalidSpec, ValidSpec, admit, admit_images, with_spec
-from unbroken_operator.decisions.assessment import Assessment, assess, observation
+from unbroken_operator.decisions.assessment import Assessment, assess, may_train_unheard_s, observation
 from unbroken_operator.decisions.circles import NUM_FREE, YOUNG_S, pause_s
 from unbroken_operator.decisions.cleanup import (
     Objects,
@@ -88,6 +88,7 @@ def plan(snapshot: Snapshot) -> Decision:
         objects.check_after_s,
         None if assessment.outcome else deadline_left_s(snapshot, verdict.spec),
         None if assessment.outcome or assessment.is_suspended else look_again_s(snapshot),
+        None if assessment.outcome else may_train_unheard_s(snapshot, verdict.settings) or None,
     )
     check_after_s = min((wait for wait in waits if wait is not None), default=None)
     sound_spec = None if verdict.refused else snapshot.job["spec"]

@@ -60,7 +60,7 @@ def pod_failed(world: World) -> None:
 
 
 def node_died(world: World) -> None:
-    """The node of a pod died."""
+    """The node of a pod died, and the rendezvous has given the pod up."""
     world.nodes["b"] = a_node("b", rack="r2", nvlink="n2")
     running(world)
     world.settle()
@@ -68,6 +68,7 @@ def node_died(world: World) -> None:
     world.nodes["b"] = a_node("b", is_ready=False)
     world.report = dataclasses.replace(
         world.report or pytest.fail("no report"),
+        phase=JobPhase.INTERRUPTED,
         pods=tuple(
             dataclasses.replace(pod, is_connected=pod.pod != "digits-0")
             for pod in (world.report or pytest.fail("no report")).pods
