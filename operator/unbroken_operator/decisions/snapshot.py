@@ -380,10 +380,18 @@ class Snapshot:
 
     def trainers(self) -> tuple[PodView, ...]:
         """Training pods of this very job."""
-        return self._owned(layout.TRAINER)
+        return self._trainers
 
     def rendezvous_pods(self) -> tuple[PodView, ...]:
         """Rendezvous pods of this very job."""
+        return self._rendezvous_pods
+
+    @cached_property
+    def _trainers(self) -> tuple[PodView, ...]:
+        return self._owned(layout.TRAINER)
+
+    @cached_property
+    def _rendezvous_pods(self) -> tuple[PodView, ...]:
         return self._owned(layout.RENDEZVOUS)
 
     def _owned(self, component: str) -> tuple[PodView, ...]:
