@@ -36,6 +36,7 @@ FAILED_BEFORE = (
     200405,
     240729,
     240756,
+    301795,
 )
 """Seeds that have shown a fault of the product or of the simulation once, and are run every time."""
 

@@ -12,6 +12,7 @@ from tests.simulation.pod import Pod
 from unbroken_core.protocol.messages import Earlier, Observation
 from unbroken_core.protocol.wire import decode
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, WorkerPhase
+from unbroken_operator.adapters.informer import MAX_DELAY_S
 from unbroken_operator.api import layout
 from unbroken_operator.api.status_models import JobStateWord
 
@@ -179,6 +180,13 @@ class Holds:
         """Whether a rendezvous has been there to be asked for long enough that its agents have come back to it."""
         return self.world.now_s > max(self.unsure_at_s, self.world.rendezvous.began_at_s) + TRAINED_S
 
+    def _can_be_asked(self, rendezvous: RendezvousProcess | None) -> bool:
+        """Whether anybody knows where the rendezvous is: its kubelet may not have said so yet."""
+        if rendezvous is None or rendezvous.is_isolated:
+            return False
+        item = self.world.api.objects[PODS].get(rendezvous.name)
+        return item is not None and bool(item["status"].get("podIP"))
+
     def _check_ordinals(self) -> None:
         """An ordinal in use is reserved in the status: else its number could be used again when all else is forgotten.
 
@@ -204,8 +212,11 @@ class Holds:
         if world.network.is_down or not all(machine.is_heard for machine in world.machines.by_name.values()):
             self.away_at_s = world.now_s
         leader, rendezvous = world.operators.leader, world.rendezvous.leader
-        if leader is None or leader.is_deaf or leader.loop.is_paused or rendezvous is None or rendezvous.is_isolated:
+        if leader is None or leader.is_deaf or leader.loop.is_paused or not self._can_be_asked(rendezvous):
             self.unsure_at_s = world.now_s
+        elif leader.is_cut_off or world.network.is_down:
+            # Its view of pods is an old one until it lists them again; that of nodes may be new already.
+            self.unsure_at_s = world.now_s + MAX_DELAY_S
         self._check_ordinals()
         self._check_claim()
         self._check_surplus()
