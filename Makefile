@@ -96,20 +96,26 @@ cluster-test: $(STAMP) ## Run tests that need a real API server (UNBROKEN_TEST_K
 
 WITH_HELM = UNBROKEN_TEST_HELM="$${UNBROKEN_TEST_HELM:-$$(command -v helm || tools/get-helm.sh)}"
 
-OLDER := $(if $(filter older,$(RELEASES)),-older)
-FRAMEWORKS := .cache/frameworks$(OLDER)
-FRAMEWORKS_LOCK := requirements-integrations$(OLDER).lock
-$(FRAMEWORKS)/.setup-done: $(STAMP) $(FRAMEWORKS_LOCK) tools/frameworks.sh
-	@tools/frameworks.sh $(FRAMEWORKS) $(FRAMEWORKS_LOCK)
+OF_RELEASES := $(addprefix -,$(filter older torchtitan,$(RELEASES)))
+FRAMEWORKS := .cache/frameworks$(OF_RELEASES)
+TORCHTITAN := .cache/frameworks-torchtitan
+NAMED := $(if $(filter torchtitan,$(RELEASES)),torchtitan,not torchtitan)
+OF_NAMED := $(if $(filter torchtitan,$(RELEASES)),$(addprefix tests/integrations/,test_frameworks.py test_torchtitan.py),tests/integrations --ignore tests/integrations/test_torchtitan.py)
+.cache/frameworks%/.setup-done: requirements-integrations%.lock $(STAMP) tools/frameworks.sh
+	@tools/frameworks.sh $(@D) $<
+	@touch $@
+.cache/frameworks/.setup-done: requirements-integrations.lock $(STAMP) tools/frameworks.sh
+	@tools/frameworks.sh $(@D) $<
 	@touch $@
 
-test-integrations: $(FRAMEWORKS)/.setup-done ## Train with the frameworks of unbroken.integrations and break it, in an environment of its own (RELEASES=older for the oldest ones, ARGS=pytest arguments)
-	$(FRAMEWORKS)/bin/python -m pytest -n 2 tests/integrations -m 'integrations and not soak' --junitxml=$(REPORT) $(ARGS)
+test-integrations: $(FRAMEWORKS)/.setup-done ## Train with the frameworks of unbroken.integrations and break it, in an environment of its own (RELEASES=older for the oldest ones, RELEASES=torchtitan for that one, ARGS=pytest arguments)
+	$(FRAMEWORKS)/bin/python -m pytest -n 2 $(OF_NAMED) -m 'integrations and not soak' -k '$(NAMED)' --junitxml=$(REPORT) $(ARGS)
 
 MATRIX := $(CURDIR)/$(TEST_OUTPUT)/matrix.jsonl
-matrix: $(FRAMEWORKS)/.setup-done ## Compare every framework and kind of parallelism after each fault with a calm run, and write docs/matrix.md; minutes
+matrix: $(FRAMEWORKS)/.setup-done $(TORCHTITAN)/.setup-done ## Compare every framework and kind of parallelism after each fault with a calm run, and write docs/matrix.md; minutes
 	@mkdir -p $(TEST_OUTPUT); rm -f $(MATRIX)
-	UNBROKEN_MATRIX=$(MATRIX) $(FRAMEWORKS)/bin/python -m pytest tests/integrations/test_frameworks.py tests/integration/inprocess/test_layouts.py $(ARGS)
+	UNBROKEN_MATRIX=$(MATRIX) $(FRAMEWORKS)/bin/python -m pytest tests/integrations/test_frameworks.py tests/integration/inprocess/test_layouts.py -k 'not torchtitan' $(ARGS)
+	UNBROKEN_MATRIX=$(MATRIX) $(TORCHTITAN)/bin/python -m pytest tests/integrations/test_frameworks.py -k torchtitan $(ARGS)
 	UNBROKEN_MATRIX=$(MATRIX) PYTHONPATH=. $(FRAMEWORKS)/bin/python tools/matrix.py
 
 gpu-check: $(STAMP) ## Check all that needs a GPU, in under 8 minutes on one: the tests, an abort, 100 restarts; one table in test-output/gpu-check.md
@@ -132,7 +138,7 @@ sim: $(STAMP) ## Simulate random faults in virtual time (SEEDS=first:last), or s
 
 soak: $(FRAMEWORKS)/.setup-done ## 1,000 restarts in one process and with FSDP2 and Hugging Face's Trainer, a million messages to all who listen (MESSAGES=number), a million random faults in simulated jobs (SCHEDULES=number), as many in simulated clusters with operators (LOOPS=number), then faults in real jobs (JOBS=number)
 	$(PYTEST) tests/integration -m soak $(ARGS)
-	$(FRAMEWORKS)/bin/python -m pytest tests/integrations -m soak $(ARGS)
+	$(FRAMEWORKS)/bin/python -m pytest tests/integrations --ignore tests/integrations/test_torchtitan.py -m soak $(ARGS)
 	PYTHONPATH=. $(BIN)/python -m tests.fuzzing --messages $(or $(MESSAGES),1000000)
 	UNBROKEN_SCHEDULES=$(or $(SCHEDULES),170000) $(PYTEST) -n 2 tests/simulation/test_simulation.py tests/simulation/test_mutations.py --timeout=0 $(ARGS)
 	UNBROKEN_LOOPS=$(or $(LOOPS),35000) $(PYTEST) -n 2 tests/simulation/test_control_loop.py --timeout=0 $(ARGS)

@@ -6,8 +6,9 @@ pip resolves pyproject's [dev] and what torch needs; torch itself stays out, bec
 (tools/setup.sh chooses). uv adds the hashes of all files of each version, for every platform. What each image needs of
 it goes to images/*/requirements.lock, and what the frameworks of unbroken.integrations need beside it to
 requirements-integrations.lock; with the oldest releases of them that pyproject.toml allows, to
-requirements-integrations-older.lock. --check changes nothing and fails when a lock does not hold all that is asked for,
-or an image's lock says something else. --keep chooses no versions: it writes hashes and the images' locks again.
+requirements-integrations-older.lock; and torchtitan, which does not go with them, to
+requirements-integrations-torchtitan.lock. --check changes nothing and fails when a lock does not hold all that is asked
+for, or an image's lock says something else. --keep chooses no versions: it writes hashes and the images' locks again.
 """
 
 import argparse
@@ -30,6 +31,9 @@ LOCK = ROOT / "requirements-dev.lock"
 TORCH = "torch==2.13.0+cpu"
 INTEGRATIONS_LOCK = ROOT / "requirements-integrations.lock"
 OLDER_LOCK = ROOT / "requirements-integrations-older.lock"
+TORCHTITAN_LOCK = ROOT / "requirements-integrations-torchtitan.lock"
+UNBOUND = ("fsspec",)
+"""Packages of which a framework wants an older release than requirements-dev.lock has, and has it all the same."""
 LEFT_OUT = {"torch", "unbroken", "pip"}
 HEADER = """\
 # Every package of the development environment but torch, exact; made by `make lock`. tools/setup.sh installs it.
@@ -44,6 +48,15 @@ OLDER_HEADER = """\
 # The same with the oldest releases of the frameworks that pyproject.toml allows and that go with the rest, to be tested
 # with: `make test-integrations RELEASES=older`.
 """
+TORCHTITAN_HEADER = """\
+# What the tests of unbroken.integrations.torchtitan need beside requirements-dev.lock, exact; made by `make lock`.
+"""
+FRAMEWORK_LOCKS: Mapping[Path, tuple[str, str, str]] = {
+    INTEGRATIONS_LOCK: (INTEGRATIONS_HEADER, "highest", "integrations"),
+    OLDER_LOCK: (OLDER_HEADER, "lowest-direct", "integrations"),
+    TORCHTITAN_LOCK: (TORCHTITAN_HEADER, "highest", "torchtitan"),
+}
+"""Header, uv's resolution and pyproject's extra of each lock of frameworks."""
 IMAGES: Mapping[str, tuple[str, ...]] = {
     "operator": ("unbroken[operator]", "setuptools"),
     "sidecar": ("unbroken[sidecar]", "setuptools"),
@@ -196,19 +209,22 @@ def _write(pinned: Mapping[str, str]) -> None:
         _lock_of(image).write_text(_image_lock(image, pinned, hashes), encoding="utf-8")
 
 
-def _write_integrations(path: Path, header: str, resolution: str, pinned: Mapping[str, str], keep: bool) -> None:
-    """Write a lock of the frameworks, beside these packages. Without `keep` it chooses versions, as uv's resolution."""
+def _write_integrations(path: Path, pinned: Mapping[str, str], keep: bool) -> None:
+    """Write a lock of frameworks, beside these packages. Without `keep` it chooses versions, as uv's resolution."""
+    header, resolution, extra = FRAMEWORK_LOCKS[path]
     before = parse_lock(path.read_text(encoding="utf-8")) if keep and path.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         constraints, overrides = Path(folder, "constraints"), Path(folder, "overrides")
         lines = [f"{name}=={version}\n" for name, version in {**before, **pinned}.items()]
         constraints.write_text("".join(lines), encoding="utf-8")
         # A condition that never holds: neither torch nor what its build for GPUs needs.
-        overrides.write_text("torch; sys_platform == 'none'\n", encoding="utf-8")
+        # Of a library that only reads text for torchtitan, which the tests do not, the bounds do not count.
+        own = [f"{name}=={pinned[name]}\n" for name in UNBOUND]
+        overrides.write_text("".join(["torch; sys_platform == 'none'\n", *own]), encoding="utf-8")
         command = [str(Path(sys.executable).with_name("uv")), "pip", "compile", "--generate-hashes", "--quiet"]
         command += ["--no-header", "--no-annotate", "--constraint", str(constraints), "--override", str(overrides)]
         command += ["--resolution", resolution]
-        wanted = "\n".join(str(requirement) for requirement in _of_integrations())
+        wanted = "\n".join(str(requirement) for requirement in _asked(extra))
         done = subprocess.run(
             [*command, "--python", sys.executable, "-"], input=wanted, check=True, stdout=subprocess.PIPE, text=True
         )
@@ -217,10 +233,10 @@ def _write_integrations(path: Path, header: str, resolution: str, pinned: Mappin
     path.write_text(render_lock(header, beside, parse_hashes(done.stdout)), encoding="utf-8")
 
 
-def _of_integrations() -> list[Requirement]:
-    """Return what pyproject's [integrations] asks for."""
+def _asked(extra: str) -> list[Requirement]:
+    """Return what this extra of pyproject asks for."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [Requirement(text) for text in project["optional-dependencies"]["integrations"]]
+    return [Requirement(text) for text in project["optional-dependencies"][extra]]
 
 
 def of_frameworks(name: str, pinned: Mapping[str, str], text: str, wanted: Iterable[Requirement]) -> list[str]:
@@ -287,17 +303,17 @@ def main() -> int:
         before = parse_lock(text)
         _write(before if options.keep else _newest())
         after = parse_lock(LOCK.read_text(encoding="utf-8"))
-        _write_integrations(INTEGRATIONS_LOCK, INTEGRATIONS_HEADER, "highest", after, options.keep)
-        _write_integrations(OLDER_LOCK, OLDER_HEADER, "lowest-direct", after, options.keep)
+        for path in FRAMEWORK_LOCKS:
+            _write_integrations(path, after, options.keep)
         for line in changes(before, after):
             print(f"lock: {line}")
         return 0
     pinned = parse_lock(text)
     problems = [f"{LOCK.name}: {message}" for message in unhashed(text)]
     problems += violations(pinned, _direct()) + _not_installed(pinned) + _of_images(text) + _of_build(pinned)
-    for path in (INTEGRATIONS_LOCK, OLDER_LOCK):
+    for path, (_header, _resolution, extra) in FRAMEWORK_LOCKS.items():
         frameworks = path.read_text(encoding="utf-8") if path.exists() else ""
-        problems += of_frameworks(path.name, pinned, frameworks, _of_integrations())
+        problems += of_frameworks(path.name, pinned, frameworks, _asked(extra))
     for problem in problems:
         print(f"lock: {problem}", file=sys.stderr)
     return 1 if problems else 0

@@ -22,11 +22,14 @@ FRAMEWORKS = {
     "hf": "Hugging Face's Trainer",
     "accelerate_job": "Accelerate and a loop of one's own",
     "lightning_job": "Lightning",
+    "torchtitan_job": "torchtitan's Trainer",
 }
 """Title by the name of its job."""
 FAULTS = {"exception": "exception", "kill": "SIGKILL", "hang": "hang", "shrink": "2 -> 1 rank", "grow": "1 -> 2 ranks"}
 LAYOUTS = tuple(SCENARIOS)[1:]
 PACKAGES = ("torch", "transformers", "accelerate", "lightning")
+ELSEWHERE = {"torchtitan": ROOT / "requirements-integrations-torchtitan.lock"}
+"""Package that has an environment of its own, by the lock that this was made from."""
 HEAD = """\
 # What was compared, and how exactly
 
@@ -54,7 +57,7 @@ def main() -> int:
     notes = Path(os.environ["UNBROKEN_MATRIX"])
     rows = [json.loads(line) for line in notes.read_text(encoding="utf-8").splitlines()] if notes.exists() else []
     try:
-        text = page(rows, {name: metadata.version(name) for name in PACKAGES})
+        text = page(rows, {name: metadata.version(name) for name in PACKAGES} | _elsewhere())
     except KeyError as error:
         print(f"matrix: {TARGET.name} is not written: {error.args[0]}", file=sys.stderr)
         return 1
@@ -78,6 +81,15 @@ def page(rows: Sequence[Mapping[str, Any]], releases: Mapping[str, str]) -> str:
     for kind in KINDS:
         text += f"| {kind} |" + "".join(f" {_cell(cells[kind, name])} |" for name in LAYOUTS) + "\n"
     return text
+
+
+def _elsewhere() -> dict[str, str]:
+    """Return version by package, as the locks of other environments say."""
+    found = {}
+    for name, lock in ELSEWHERE.items():
+        line = next(line for line in lock.read_text(encoding="utf-8").splitlines() if line.startswith(f"{name}=="))
+        found[name] = line.removeprefix(f"{name}==").split()[0]
+    return found
 
 
 def _wrapped(text: str) -> str:

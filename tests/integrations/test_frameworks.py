@@ -1,7 +1,8 @@
 """Real frameworks under `unbroken run`: after each kind of fault the weights are, bit for bit, those of a run without.
 
 They need an environment with the packages of the frameworks: `make test-integrations` makes it, with RELEASES=older one
-of the oldest that pyproject.toml allows.
+of the oldest that pyproject.toml allows, and with RELEASES=torchtitan one for torchtitan, which does not go with the
+others.
 """
 
 import functools
@@ -27,6 +28,8 @@ FRAMEWORKS = {
     "fsdp2": "torch.distributed.checkpoint.state_dict_saver,torch.distributed.fsdp",
     "hf": "transformers.trainer,accelerate",
     "lightning_job": "lightning.pytorch",
+    # More of it would start threads, and a process with threads cannot be copied.
+    "torchtitan_job": "torch.distributed.checkpoint.state_dict_saver,torch.distributed.fsdp",
 }
 """Script by name, and what a pod imports once for all of its workers, and for those that come after them."""
 ONE_POD = ("--pods", "1", "--ranks-per-pod", "2")

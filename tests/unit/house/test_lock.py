@@ -134,10 +134,11 @@ def test_lock_of_frameworks_holds_what_is_asked_for_beside_the_main_one(
     assert found == [f"name.lock: {line}" for line in expected]
 
 
-@pytest.mark.parametrize("path", [lock.INTEGRATIONS_LOCK, lock.OLDER_LOCK], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", lock.FRAMEWORK_LOCKS, ids=lambda path: path.name)
 def test_the_locks_of_frameworks_are_up_to_date(path: Path) -> None:
     pinned = lock.parse_lock(lock.LOCK.read_text())
-    assert lock.of_frameworks(path.name, pinned, path.read_text(), lock._of_integrations()) == []
+    _header, _resolution, extra = lock.FRAMEWORK_LOCKS[path]
+    assert lock.of_frameworks(path.name, pinned, path.read_text(), lock._asked(extra)) == []
 
 
 @pytest.mark.parametrize("package", ["transformers", "accelerate", "lightning"])

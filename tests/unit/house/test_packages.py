@@ -40,7 +40,7 @@ def declared(extra: str) -> set[str]:
         pytest.param("sidecar/unbroken/launch", set(), id="launcher: nothing"),
         pytest.param(
             "sidecar/unbroken",
-            {"torch", *declared("sidecar"), *declared("tls"), "transformers", "lightning"},
+            {"torch", *declared("sidecar"), *declared("tls"), "transformers", "lightning", "torchtitan"},
             id="sidecar: its extras, and the frameworks of its integrations",
         ),
         pytest.param("operator/unbroken_operator", declared("operator"), id="operator: its extra"),

@@ -1,0 +1,154 @@
+"""torchtitan's Trainer: progress, checkpoints in memory, and the way back to them. Needs torchtitan, and what it needs.
+
+The place for all this is the Trainer's checkpoint manager, which its configuration names: it is called once before the
+first step and once after each one. Nothing of torchtitan is changed.
+"""
+
+import copy
+import dataclasses
+import logging
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torchtitan.components.checkpoint import CheckpointManager
+from torchtitan.trainer import Trainer
+
+from unbroken import inprocess, memory
+from unbroken.integrations import random_numbers, versions
+from unbroken.memory.agreement import all_true
+from unbroken.memory.place import read_every
+
+logger = logging.getLogger(__name__)
+
+versions.require("torchtitan", (0, 3), (0, 3))
+
+_RANDOM = "random"
+
+
+def train(config: Trainer.Config, call: inprocess.CallWrapper, *, every: int | None = None) -> Trainer:
+    """Build the Trainer of this configuration, train from the newest checkpoint that all ranks can read, and return it.
+
+    Call it inside the wrapped function. `every`: steps between two checkpoints in memory; None: as the job says, else
+    1. torchtitan's own checkpoints in its folder are written as the configuration says, and taken where they are newer.
+
+    Raises ValueError for a configuration that cannot be resumed exactly, with what to change.
+    """
+    _refuse(config)
+    own = {field.name: getattr(config.checkpoint, field.name) for field in dataclasses.fields(config.checkpoint)}
+    checkpoints = MemoryCheckpoints.Config(
+        **own | {"enable": True},
+        _writes=own["enable"],
+        _call=call,
+        _every=read_every() if every is None else every,
+    )
+    # Building a Trainer writes into the model's configuration, by the world of then.
+    spec = dataclasses.replace(config.model_spec, model=copy.deepcopy(config.model_spec.model))
+    config = dataclasses.replace(config, checkpoint=checkpoints, model_spec=spec)
+    trainer = config.build()
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    return trainer
+
+
+def _refuse(config: Trainer.Config) -> None:
+    if config.model_spec is None:
+        raise ValueError("model_spec: want a model, got None; take a configuration of torchtitan's registry")
+    if type(config.checkpoint) is not CheckpointManager.Config:
+        raise ValueError(
+            f"checkpoint: want torchtitan's CheckpointManager.Config, got {type(config.checkpoint).__qualname__}; "
+            "what another manager saves cannot be resumed together with checkpoints in memory"
+        )
+    if config.checkpoint.create_seed_checkpoint:
+        raise ValueError("checkpoint.create_seed_checkpoint: want False, got True; make the seed in a job of its own")
+
+
+class MemoryCheckpoints(CheckpointManager):  # type: ignore[misc]  # the package brings no types here
+    """torchtitan's checkpoints in its folder, and newer ones in memory. Made by `train`."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(CheckpointManager.Config):  # type: ignore[misc]  # the package brings no types here
+        """Those of the manager in whose place this one is."""
+
+        _call: Any = None
+        _every: int = 1
+        _writes: bool = False
+        """Whether checkpoints are written to the folder, or loaded from it."""
+
+    def __init__(self, config: Config, **parts: Any) -> None:
+        super().__init__(config, **parts)
+        self._call: inprocess.CallWrapper = config._call
+        self._every = config._every
+        self._writes = config._writes
+        self._checkpoints = memory.Checkpointer(every=self._every, disk=_Folder(self) if self._writes else None)
+        self._at_moves = memory.Checkpointer(every=1)
+        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+        self._wanted = -1
+        """The step that the configuration asks for, -1 for the newest."""
+
+    def _load(self, step: int = -1) -> bool:
+        """Bring everything back to the newest step, in memory or in the folder, else begin as torchtitan does."""
+        self._wanted = step
+        self._call.on_move(self._save_at_move)
+        state = self._state()
+        found = self._checkpoints.load(state)
+        if found is None:
+            return self._load_own(step) if self._writes else False
+        if state[_RANDOM] is not None and not self._is_own:
+            if not random_numbers.restore(state[_RANDOM], self._rank, self._world_size, seed=found):
+                logger.warning(
+                    "random numbers: new seeds, since this rank or the world size is another: step=%d", found
+                )
+            logger.info("restored from memory: step=%d", found)
+        return True
+
+    _is_own = False
+    """Whether what was loaded is a checkpoint of torchtitan's own."""
+
+    def _load_own(self, step: int) -> bool:
+        self._is_own = True
+        return bool(super()._load(step))
+
+    def _save(self, curr_step: int, last_step: bool = False) -> bool:
+        """Save in memory, say so, and write to the folder when that is due."""
+        if curr_step % self._every == 0:
+            with self._call.atomic():  # a fault elsewhere waits until this rank has saved
+                self._checkpoints.save(self._state(), curr_step)
+        self._call.ping(step=curr_step)
+        if not self._writes or not self._should_save(curr_step, last_step):
+            return False
+        with self._call.checkpoint():
+            return bool(super()._save(curr_step, last_step))
+
+    def _save_at_move(self, step: int) -> None:
+        """Save in memory, and in the folder where the memory has no room."""
+        saved = isinstance(self._at_moves.save(self._state(), step), memory.Saved)
+        if not all_true(saved) and self._writes:
+            super().maybe_wait_for_saving()
+            super().dcp_save(
+                self._flattened_model_states_sd(), self._create_checkpoint_id(step), type(self.async_mode).DISABLED
+            )
+
+    def _state(self) -> dict[str, Any]:
+        return dict(self.states) | {_RANDOM: random_numbers.capture(self._rank, self._world_size)}
+
+
+class _Folder:
+    """torchtitan's own checkpoints, which it loads itself."""
+
+    def __init__(self, manager: MemoryCheckpoints) -> None:
+        self._manager = manager
+
+    def steps(self) -> list[int]:
+        """Return the step that torchtitan would load; none where it would begin, or take the weights of another run."""
+        wanted = self._manager._wanted
+        found = self._manager._find_load_step() if wanted == -1 else wanted
+        return [found] if found >= 0 else []
+
+    def load(self, state: MutableMapping[str, Any], step: int) -> None:
+        """Let torchtitan load it."""
+        logger.warning("restored from the disk: step=%d folder=%s", step, self._manager.folder)
+        self._manager._load_own(step)
