@@ -364,6 +364,23 @@ def test_why_of_a_broken_device_says_what_was_found_and_what_was_not_checked() -
     )
 
 
+@pytest.mark.parametrize("cause", ["log-rule", "soft-timeout"])
+def test_why_names_the_log_rule_and_the_line_whatever_was_made_of_it(cause: str) -> None:
+    detail = "log rule loss: no line has matched for 600 s; rank not known: ranks 0-3 in their own code"
+    fault = {"detail": detail, "domain": ""}
+    status = running(history=[record(2, cause=cause)], lastInterruption={"time": "2026-01-01T00:02:00Z", **fault})
+    text = "\n".join(why_lines(job := job_of(status), find_fault(job, "2"), NOW))
+    assert detail in text
+    assert "  seen by    the agent, by a log rule: what the worker printed, or did not print" in text
+
+
+def test_what_a_log_rule_calls_slow_is_no_slow_node() -> None:
+    message = "digits-1 on node n1: log rule io: rank 3: a line matches: retry"
+    slow = condition("Straggling", "True", "RanksSlow", message)
+    steps = next_steps(job_of(running(history=[], conditions=[slow])), NOW)
+    assert steps == (f"see why: {message}",)
+
+
 @pytest.mark.parametrize("state", ["Running", "Complete"])
 @pytest.mark.parametrize("is_watched", [True, False])
 def test_of_an_operator_without_a_lease_nobody_can_tell_whether_it_is_there(state: str, is_watched: bool) -> None:
