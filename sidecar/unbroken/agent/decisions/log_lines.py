@@ -57,6 +57,9 @@ class LogLines:
         self._slow: dict[tuple[int, str], tuple[float, Finding]] = {}
         """Until when each finding counts, by local rank and rule."""
         self.num_skipped = 0
+        """Bytes of output that the launcher has passed over."""
+        self.num_spoken = dict.fromkeys((rule.name for rule in rules), 0)
+        """How often each rule has spoken."""
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -170,6 +173,7 @@ class LogLines:
         self, rule: LogRule, place: LocalPlace, state: WorkerState, text: str, *, age_s: float, now_s: float
     ) -> None:
         incarnation = place.incarnation
+        self.num_spoken[rule.name] += 1
         if rule.verdict is LogVerdict.SLOW:
             finding = Finding(LOG_LINES, rule.name, Verdict.DEGRADED, message=f"rank {_rank(place)}: {text}"[:300])
             until_s = now_s + SLOW_S if rule.is_on_match else math.inf

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from unbroken.agent.adapters.metrics import PodCollector, log_families
 from unbroken.agent.decisions.events import (
     AgentMemory,
     LauncherAttached,
@@ -218,6 +219,22 @@ def test_the_launcher_is_told_the_rules_before_it_starts_anything_and_only_where
     assert [type(order) for order in orders[0]] == [Spawn]
     assert [type(order) for order in orders[1]] == [Follow, Spawn]
     assert orders[1][0] == Follow((rule,))
+
+
+def test_metrics_say_how_often_each_rule_has_spoken_and_what_was_passed_over_only_where_there_are_rules() -> None:
+    assert not [one for one in PodCollector(member(), lambda: 0, lambda: 0).collect() if "log_rule" in one.name]
+    pod = Pod(LogRule("io", "x", SLOW), LogRule("end", "y", STOP))
+    pod.lines.take(Lines(1.0, (pod.mark("io", 101.0), pod.mark("io", 102.0, 1)), 7), pod.places, pod.workers, 102.0)
+    told = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in log_families(pod.lines)
+        for sample in family.samples
+    }
+    assert told == {
+        ("unbroken_log_rule_spoken_total", "io"): 2,
+        ("unbroken_log_rule_spoken_total", "end"): 0,
+        ("unbroken_log_rules_skipped_bytes_total",): 7,
+    }
 
 
 def test_what_is_slow_is_told_beside_what_the_watch_has_found_or_alone() -> None:
