@@ -71,6 +71,8 @@ class LogLines:
 
     def expire(self, now_s: float) -> bool:
         """Forget what was slow too long ago; return whether anything was."""
+        if not self._slow:
+            return False
         kept = {key: item for key, item in self._slow.items() if now_s < item[0]}
         has_changed = len(kept) < len(self._slow)
         self._slow = kept
@@ -78,8 +80,6 @@ class LogLines:
 
     def note_entries(self, places: Sequence[LocalPlace], workers: Sequence[WorkerState], now_s: float) -> None:
         """Note which workers have entered an iteration."""
-        if not self._rules:
-            return
         for place, state in zip(places, workers, strict=True):
             stay = place.incarnation.number, state.iteration
             known = self._entries.get(place.local_rank)
