@@ -44,6 +44,8 @@ STATES = {
     "Complete": "purple",
     "Failed": "red",
     "Invalid": "dark-red",
+    "Unknown": "yellow",
+    "Deleting": "semi-dark-blue",
 }
 """Of jobs, as the operator calls them."""
 PHASES = (
@@ -51,6 +53,7 @@ PHASES = (
     ("running", "green"),
     ("interrupted", "red"),
     ("planned", "orange"),
+    ("ending", "super-light-purple"),
     ("complete", "purple"),
     ("failed", "dark-red"),
 )

@@ -42,10 +42,10 @@ without a token. Agents and rendezvous do not name their job: the chart's PodMon
 `training_job` from the pod ([dashboards and alerts](dashboards.md)).
 
 **How many series.** Labels come from closed sets (`core/unbroken_core/vocabulary/reasons.py`), with these
-exceptions: `node`, `domain` and `layer`, which have at most 20, 64 and 1 values a job at a time, and `check`, the
-class name of a script's health check, which has at most 9 a pod. A rendezvous has at most 300 series, whatever
-happens to its job, an agent 20, and 33 more with checkpoints in memory, the operator 10 a job, a rendezvous for
-torchrun 12. A job's series end with the job.
+exceptions: `node`, `domain` and `layer`, which have at most 20, 64 and 1 values a job at a time, `rule`, which has
+those of the job's log rules, 16 at most, and `check`, the class name of a script's health check, which has at most 9 a
+pod. A rendezvous has at most 300 series, whatever happens to its job, an agent 20, and 33 more with checkpoints in
+memory and 17 with log rules, the operator 10 a job, a rendezvous for torchrun 12. A job's series end with the job.
 
 **ETTR**, the effective training time ratio, is the time in which the job made first-time progress, divided by the
 wall time since it first ran. Not first-time progress are steps that are trained again after a restart from a

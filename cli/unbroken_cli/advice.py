@@ -45,6 +45,7 @@ _MALFORMED = re.compile(r"/pods: (400|422) ")
 _ENDS = {
     "FailedAfterTraining": "fix what the script does after the training function; the end of its pod's log says more",
     "NoProgress": "fix the script: it fails at the same place again and again; the traceback is in the pod's log",
+    "FatalLogLine": "fix what the line in the message says; no restart was wanted after it (health.logRules)",
     "FatalExitCode": "fix what the script gave up at; the end of its pod's log says what that was",
     "RestartBudgetExhausted": "find what the faults have in common, then delete the job and apply it again",
     "StartupTimeout": "see what the script does before it is ready, or raise timeouts.startupSeconds",
@@ -57,6 +58,7 @@ _ENDS = {
 
 _CAUSES = {
     "soft-timeout": "if steps may take this long, raise timeouts.softSeconds; else find where {who} stood still",
+    "log-rule": "see what {who} printed before the line that the rule is about",
     "hard-timeout": "find what {who} does that cannot be interrupted; its log ends there",
     "process-signal": "signal 9: compare the pod's memory limit with its use; others: a crash in native code",
     "process-exit": "read the end of the log of the rank",
@@ -283,7 +285,9 @@ def _condition_steps(job: JobRecord) -> Iterator[str]:
         yield f"{_WAITS.get(known.reason, 'see the condition TopologyKnown')}: {known.message}"
     slow = job.condition("Straggling")
     if slow is not None and slow.status == "True" and job.state == "Running":
-        yield f"all ranks wait for the slowest, so compare its node with others: {slow.message}"
+        by_rule = ": log rule " in slow.message
+        what = "see why" if by_rule else "all ranks wait for the slowest, so compare its node with others"
+        yield f"{what}: {slow.message}"
     still = job.condition("NoProgress")
     if still is not None and job.holds("NoProgress") and job.state in ("Running", "Recovering"):
         yield (

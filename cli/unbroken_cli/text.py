@@ -17,6 +17,7 @@ _SEEN_BY = {
     "exception": "the library in the worker",
     "base-exception": "the library in the worker; that worker left",
     "stale-state": "the library in the worker: torch held something of its former rank; it got a new process",
+    "log-rule": "the agent, by a log rule: what the worker printed, or did not print",
     "soft-timeout": "the agent, from the worker's stamps: no progress",
     "hard-timeout": "the agent, from the worker's stamps: no progress; the process was ended",
     "unhealthy": "a health check",
@@ -108,7 +109,9 @@ def why_lines(job: JobRecord, fault: FaultSummary, now: datetime) -> list[str]:
     lines = [f"fault {fault.id} of {job.title}: {_what(fault)}"]
     lines += _row("when", _when(fault.started_at, now))
     lines += _row("culprit", culprit(fault))
-    lines += _row("seen by", _SEEN_BY.get(fault.cause, "unknown to this release"))
+    by_rule = fault.detail.startswith("log rule ")
+    seen_by = _SEEN_BY["log-rule"] if by_rule else _SEEN_BY.get(fault.cause, "unknown to this release")
+    lines += _row("seen by", seen_by)
     if not fault.detail:
         lines += _row("detail", "not kept: Events hold it, and the API server forgets them after an hour or so")
     if fault.stack:

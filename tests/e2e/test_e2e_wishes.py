@@ -132,3 +132,27 @@ def test_a_script_that_gives_up_for_good_ends_its_job_and_no_rung_is_taken(bench
             await bench.wait_event(NAME, NAME, "FatalExitCode")
 
     asyncio.run(scenario())
+
+
+def test_a_line_that_a_job_calls_fatal_ends_it_with_the_rule_and_one_that_cannot_be_is_refused(bench: Bench) -> None:
+    async def scenario() -> None:
+        restart = {"rungs": [{"name": "process"}, {"name": "pod"}]}
+        # The kubelet would replace $(HOME), and the pattern would match nothing.
+        rule = {"name": "data", "pattern": r"^fatal: \$(HOME) is gone$", "verdict": "fatal-stop"}
+        command = ["sh", "-c", "sleep 1; printf 'fatal: %sHOME is gone\\n' '$'; sleep 600"]
+        async with bench.namespace(NAME):
+            broken = job(NAME, command, restart=restart, health={"logRules": [{**rule, "pattern": "(a"}]})
+            await bench.apply(NAME, broken)
+            status = await bench.wait_status(NAME, "a refusal", lambda status: status.get("state") == "Invalid")
+            (admitted,) = (item for item in status["conditions"] if item["type"] == "Admitted")
+            assert "spec.health.logRules[0].pattern: want a ) for this (" in admitted["message"]
+            await bench.apply(NAME, job(NAME, command, restart=restart, health={"mode": "Off", "logRules": [rule]}))
+            status = await bench.wait_status(
+                NAME, "a job that has failed", lambda status: status.get("state") == "Failed"
+            )
+            (failed,) = (item for item in status["conditions"] if item["type"] == "Failed")
+            assert failed["reason"] == "FatalLogLine"
+            assert failed["message"] == f"rank 0 ({NAME}-0): log rule data: a line matches: fatal: $HOME is gone"
+            assert status["restarts"]["total"] == 0
+
+    asyncio.run(scenario())

@@ -57,6 +57,7 @@ def lose(job: JobState, member: Member, cause: Cause, now_s: float, *, detect_s:
     _forget_asked(job, member)
     job.members.drop(member)
     job.health.note(member.uid, None, now_s)
+    job.health.note_lines(member.uid, ())
     job.health.note_slow(member.uid, (), now_s)
     job.paces.forget(member.uid)
 

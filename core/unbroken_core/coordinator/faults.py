@@ -142,6 +142,7 @@ def _record(member: Member, place: WorkerPlace, found: Fault, now_s: float, wait
         is_certain=found.is_certain,
         is_hang=found.is_hang and found.cause is Cause.SOFT_TIMEOUT,
         waited=waited and found.cause is Cause.HARD_TIMEOUT,
+        rule=found.rule,
     )
 
 

@@ -103,6 +103,8 @@ def _record(
     incident = job.history.running
     told = None if incident is None else incident.culprit
     at_s, detect_s = (now_s, 0.0) if told is None else (told.at_s, told.detect_s)
+    by_rule = None if incident is None else incident.rule
+    text = verdict.text if by_rule is None else f"{by_rule.detail}; {verdict.text}"
     activity = inquiry.answers.get(verdict.ranks[0]) if verdict.ranks else None
     record = FaultRecord(
         Cause.SOFT_TIMEOUT,
@@ -110,7 +112,8 @@ def _record(
         None,
         at_s,
         detect_s,
-        detail=verdict.text[:2000],
+        detail=text[:2000],
+        rule="" if by_rule is None else by_rule.rule,
         stack=() if activity is None else activity.stack,
         is_hang=True,
     )

@@ -20,7 +20,7 @@ from unbroken_core.coordinator.limits import check_hello, check_report, most_pod
 from unbroken_core.coordinator.memory.table import ReportingPod
 from unbroken_core.coordinator.moves import note_halted, send_halt
 from unbroken_core.coordinator.planning import master_endpoint, send_plan
-from unbroken_core.coordinator.script import receive_exits, receive_script
+from unbroken_core.coordinator.script import receive_exits, receive_fatal_lines, receive_script
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import OVER, Ending, Forming, Interrupted, Planned, Running
 from unbroken_core.coordinator.state.places import Member, new_member, refusal
@@ -85,6 +85,7 @@ def join(job: JobState, session: str, hello: Hello, can_halt: bool, now_s: float
         begin_adoption(job, hello.plan, now_s)
     receive_script(job, member)
     receive_exits(job, member)
+    receive_fatal_lines(job, member)
     job.members.sort(member)
     ask(job, member)
     inspect(job, member, now_s)
@@ -276,6 +277,7 @@ def receive(job: JobState, session: str, message: Union[Report, Heartbeat], now_
     _update(job, member, message.workers, now_s)
     receive_script(job, member)
     receive_exits(job, member)
+    receive_fatal_lines(job, member)
     job.members.sort(member)
     if is_entering and member.uid not in job.members.not_entered:
         # Not before the plan, whatever it says, and not in the future.

@@ -9,11 +9,13 @@ from unbroken_core.coordinator.ending import finish
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import OVER, Forming
 from unbroken_core.coordinator.state.places import Member, WorkerPlace
+from unbroken_core.log_rules.rules import LogVerdict
+from unbroken_core.protocol.bounds import MAX_DETAIL
 from unbroken_core.protocol.messages import Policy
 from unbroken_core.ranks.rules import Rules
 from unbroken_core.vocabulary.errors import InputError
 from unbroken_core.vocabulary.layers import Layer
-from unbroken_core.vocabulary.reasons import JobPhase, Reason, WorkerPhase
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, WorkerPhase
 
 _SPEAKING = (WorkerPhase.READY, WorkerPhase.RUNNING)
 
@@ -43,6 +45,20 @@ def receive_exits(job: JobState, member: Member) -> None:
             who = _who(member, place) if rank is None else f"rank {rank} ({member.pod})"
             message = f"{who} exited with code {fault.exit_code}, after which restart.fatalExitCodes wants no restart"
             finish(job, JobPhase.FAILED, Reason.FATAL_EXIT, message)
+            return
+
+
+def receive_fatal_lines(job: JobState, member: Member) -> None:
+    """Fail the job when a worker of this pod has printed, or has not, what ends it by a log rule."""
+    fatal = {rule.name for rule in job.settings.log_rules if rule.verdict is LogVerdict.FATAL_STOP}
+    if not fatal or job.phase.kind in OVER:
+        return
+    for local_rank, place in member.places.items():
+        fault = place.state.fault
+        if fault is not None and fault.cause is Cause.LOG_RULE and fault.rule in fatal:
+            rank = member.ranks.get(local_rank)
+            who = _who(member, place) if rank is None else f"rank {rank} ({member.pod})"
+            finish(job, JobPhase.FAILED, Reason.FATAL_LINE, f"{who}: {fault.detail[:MAX_DETAIL]}")
             return
 
 

@@ -78,7 +78,7 @@ def build_status(
         ran_for_s=None if ran_for_s is None else min(ran_for_s, MAX_SECONDS),
         time=_bounded(job.progress.account.spent(now_s)),
         still_for_s=min(job.progress.still_for_s(now_s), MAX_SECONDS),
-        health=_health_status(job, now_s) if job.health.by_uid or job.paces.measured else None,
+        health=_health_status(job, now_s) if job.health.by_uid or job.health.lines or job.paces.measured else None,
     )
 
 

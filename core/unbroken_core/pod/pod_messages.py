@@ -10,6 +10,7 @@ Frozen dataclasses of JSON types only, as in `messages`.
 from dataclasses import dataclass
 from typing import Union
 
+from unbroken_core.log_rules.rules import LogRule
 from unbroken_core.protocol.messages import Answer, Fault, GroupState, Halt, Halted, Policy, Question
 from unbroken_core.vocabulary.checkpoints import Restore
 from unbroken_core.vocabulary.findings import Health
@@ -204,8 +205,46 @@ class Shutdown:
     """Local ranks whose workers were told that the job is over: how they end counts, also where they were quicker."""
 
 
+@dataclass(frozen=True)
+class Follow:
+    """Agent to launcher: look for these in what workers print, from the next process on. Sent before any Spawn."""
+
+    rules: tuple[LogRule, ...]
+
+
+@dataclass(frozen=True)
+class LineMark:
+    """When one rule matched last in the output of one process."""
+
+    local_rank: int
+    incarnation: int
+    rule: str
+    at_s: float
+    """CLOCK_MONOTONIC of the host: when the line was read."""
+    count: int
+    """Goes up with each mark of this rule and process."""
+    line: str = ""
+    """Its beginning; "" where only its absence speaks, or where output was passed over and it may have been in it."""
+    is_told: bool = False
+    """Whether it was told before, on an earlier connection."""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """What was printed; sent by a launcher that follows rules: at matches, and every second while lines are expected.
+
+    Marks that have not changed are left out, except in the first one of a connection.
+    """
+
+    looked_s: float
+    """CLOCK_MONOTONIC: whatever had been printed until then was looked at."""
+    marks: tuple[LineMark, ...] = ()
+    num_skipped: int = 0
+    """Bytes that were passed over, as they were too many."""
+
+
 FromWorker = Union[Attach, WorkerReport]
-FromLauncher = Union[Attach, Processes]
+FromLauncher = Union[Attach, Processes, Lines]
 FromWatch = Union[Attach, Health]
 ToWorker = Union[Enter, Leave, Look, Release, Question, Halt]
-ToLauncher = Union[Spawn, End, DumpStack, Inspect, Shutdown]
+ToLauncher = Union[Spawn, End, DumpStack, Inspect, Follow, Shutdown]

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable
 from typing import Union
 
+from unbroken_core.log_rules.rules import MAX_PATTERN, MAX_RULE_NAME, MAX_RULES, MAX_SHOWN
 from unbroken_core.protocol.settings import MAX_PODS, MAX_RANKS_PER_POD
 from unbroken_core.vocabulary.checkpoints import (
     MAX_CANDIDATES,
@@ -261,6 +262,17 @@ BOUNDS: dict[str, Bound] = {
     "busy_s": _SECONDS,
     "step_s": _SECONDS,
     "window_s": _SECONDS,
+    # What workers print.
+    "rules": Items(MAX_RULES),
+    "rule": Text(MAX_RULE_NAME),
+    "pattern": Text(MAX_PATTERN),
+    "every_s": _SECONDS,
+    "marks": Items(MAX_RULES * MAX_RANKS_PER_POD),
+    "at_s": _SECONDS,
+    "looked_s": _SECONDS,
+    "count": _COUNT,
+    "line": Text(MAX_SHOWN),
+    "num_skipped": _COUNT,
     # What scripts ask for. Whether it makes sense in the job is said by `ranks.rules`, for people.
     "max_ranks": Number(-MAX_NUMBER, MAX_NUMBER),
     "min_ranks": Number(-MAX_NUMBER, MAX_NUMBER),

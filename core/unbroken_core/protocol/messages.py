@@ -43,7 +43,10 @@ class Fault:
     is_certain: bool = False
     """Of a soft-timeout: whether the worker hangs itself; else it may wait for one that does."""
     is_hang: bool = False
-    """Of a soft-timeout: its stamps stand still. Who hangs is judged by what all workers do; see `Activity`."""
+    """Of a soft-timeout: its stamps stand still, or a log rule says so. Who hangs is judged by what all workers do; see
+    `Activity`."""
+    rule: str = ""
+    """Name of the log rule that has found it; "" where none has."""
 
 
 @dataclass(frozen=True)

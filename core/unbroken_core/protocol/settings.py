@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from unbroken_core.log_rules.rules import LogRule
 from unbroken_core.vocabulary.checkpoints import MAX_COPIES
 from unbroken_core.vocabulary.errors import InputError
 from unbroken_core.vocabulary.layers import Layer
@@ -125,6 +126,8 @@ class JobSettings:
     """As in window_s, which is no shorter than heartbeats allow."""
     pipeline_stages: int = 1
     """Ranks are compared with those of their stage; each has as many neighbouring ranks."""
+    log_rules: tuple[LogRule, ...] = ()
+    """What the lines that workers print say of the job."""
     copies: int = 0
     """On so many other pods each pod's checkpoints in memory are copied; 0: on none."""
     across: str = ""
@@ -175,6 +178,7 @@ def violations(settings: JobSettings) -> list[str]:
         *_broken(STRAGGLER_RULES, settings),
         *_number_violations(settings),
         *_broken(TIMEOUT_RULES, settings.timeouts, "timeouts."),
+        *_log_rule_violations(settings),
     ]
 
 
@@ -451,6 +455,14 @@ def _number_violations(settings: JobSettings) -> Iterator[str]:
             yield f"{where}.limit: want at least 0, got {budget.limit}"
         if budget.window_s <= 0:
             yield f"{where}.windowSeconds: want more than 0, got {budget.window_s}"
+
+
+def _log_rule_violations(settings: JobSettings) -> Iterable[str]:
+    if not settings.log_rules:
+        return ()
+    from unbroken_core.log_rules.checking import rule_violations  # noqa: PLC0415 - no job without rules loads it
+
+    return rule_violations(settings.log_rules)
 
 
 def _names(settings: JobSettings) -> list[str]:

@@ -15,6 +15,7 @@ from enum import Enum
 from functools import cache, lru_cache
 from typing import Any, TypeVar, Union, cast
 
+from unbroken_core.log_rules.rules import LogRanks, LogRule
 from unbroken_core.protocol import messages
 from unbroken_core.protocol.bounds import Bound, bound_of
 from unbroken_core.protocol.settings import HealthMode, JobSettings, StragglerMode
@@ -53,7 +54,8 @@ image of the release before knows no such field, and refuses it.
 """
 _STRAGGLERS = {"stragglers": StragglerMode.REPORT, "straggler_window_s": 60.0, "pipeline_stages": 1}
 _USUAL |= {
-    JobSettings: {"copies": 0, "across": "", "health": HealthMode.OBSERVE} | _STRAGGLERS,
+    LogRule: {"within_s": None, "every_s": None, "ranks": LogRanks.FIRST},
+    JobSettings: {"copies": 0, "across": "", "health": HealthMode.OBSERVE, "log_rules": ()} | _STRAGGLERS,
     messages.Welcome: {"copies": 0},
     Held: {"copies": (), "host": "", "port": 0, "problems": (), "disk": None},
     Candidate: {"fetches": ()},

@@ -14,7 +14,7 @@ MAX_BLAMED within BUDGET_S                         nobody is blamed any more: a 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from unbroken_core.vocabulary.findings import STRAGGLERS, Finding, Health, Verdict
+from unbroken_core.vocabulary.findings import LOG_LINES, STRAGGLERS, Finding, Health, Verdict
 from unbroken_core.vocabulary.plurals import counted
 from unbroken_core.vocabulary.reasons import Cause
 
@@ -65,6 +65,8 @@ class Blame:
 
 def finding_text(finding: Finding) -> str:
     """Return a finding in one line: what, where, how bad, and what was said."""
+    if finding.check == LOG_LINES:
+        return f"log rule {finding.entity}: {finding.message}"
     where = f" on {finding.entity}" if finding.entity else ""
     what = finding.code or finding.check
     return f"{what}{where} is {finding.verdict}" + (f": {finding.message}" if finding.message else "")

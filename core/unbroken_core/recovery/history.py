@@ -18,6 +18,7 @@ SCRIPT_CAUSES = frozenset(
         Cause.EXCEPTION,
         Cause.BASE_EXCEPTION,
         Cause.STALE_STATE,
+        Cause.LOG_RULE,
         Cause.SOFT_TIMEOUT,
         Cause.HARD_TIMEOUT,
         Cause.PROCESS_EXIT,
@@ -56,6 +57,8 @@ class FaultRecord:
     """Of a soft-timeout: whether who hangs is judged by what all ranks do (hangs.py), and not by who reports first."""
     waited: bool = False
     """Of a hard-timeout: whether the worker was waiting for other ranks when it was told to leave."""
+    rule: str = ""
+    """Name of the log rule that has found it."""
     lost_ranks: tuple[int, ...] = ()
     """Of a pod that this coordinator never heard: the ranks that it had."""
 
@@ -131,6 +134,11 @@ class Incident:
             return replace(strongest, detail=detail, stack=strongest.stack or verdict.stack)
         # Others that could not be interrupted, or who waits and cannot be, are no culprits.
         return verdict if verdict.pod_uid or strongest.waited else strongest
+
+    @property
+    def rule(self) -> FaultRecord | None:
+        """The first report of a hang, where a log rule has found it."""
+        return self._hang if self._hang is not None and self._hang.rule else None
 
     def name(self, verdict: FaultRecord) -> None:
         """Take a verdict. A later one of the same iteration knows more; one of a later iteration is a consequence."""
@@ -237,12 +245,18 @@ class Incident:
 
 def _nobody(fault: FaultRecord, detail: str) -> FaultRecord:
     """Return the fault without a culprit."""
-    detail = f"no progress for {fault.detect_s:.0f} s; {detail}"
-    return FaultRecord(fault.cause, "", None, fault.at_s, fault.detect_s, detail=detail, is_hang=True)
+    before = fault.detail if fault.rule else f"no progress for {fault.detect_s:.0f} s"
+    text = f"{before}; {detail}"
+    return FaultRecord(fault.cause, "", None, fault.at_s, fault.detect_s, detail=text, is_hang=True, rule=fault.rule)
 
 
 def _words(fault: FaultRecord) -> tuple[str, ...]:
-    """Return what tells a fault from others: what it says, and of a mistake in the code where it is."""
+    """Return what tells a fault from others: what it says, and of a mistake in the code where it is.
+
+    Of a log rule it is the rule: each line that matches may have another number in it.
+    """
+    if fault.rule:
+        return ("log rule", fault.rule)
     return (fault.detail, *(fault.stack[-1:] if is_mistake(fault.cause, fault.detail) else ()))
 
 

@@ -8,6 +8,8 @@ MAX_FINDINGS = 64
 """Of one pod."""
 STRAGGLERS = "stragglers"
 """The check that no watch makes: it needs all ranks."""
+LOG_LINES = "log-lines"
+"""What the agent makes of workers' lines, by the log rules of the job; the entity is the rule. No watch makes it."""
 
 
 class Verdict(Word):
@@ -38,7 +40,7 @@ class Finding:
 
     check: str
     """Of a closed list where it is built in: gpu, gpu-events, ports, network, pcie, storage, memory, oom, clock; the
-    coordinator's own: stragglers."""
+    coordinator's own: stragglers; the agent's: log-lines."""
     entity: str
     """What was looked at: a GPU's UUID, an adapter's port, a path; "" for all that the check looks at."""
     verdict: Verdict

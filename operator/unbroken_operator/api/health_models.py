@@ -6,8 +6,9 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
+from unbroken_core.log_rules.rules import MAX_PATTERN, MAX_RULE_NAME, MAX_RULE_S, MAX_RULES, LogRanks, LogVerdict
 from unbroken_core.protocol.settings import MAX_RANKS_PER_POD, MAX_WINDOW_S, HealthMode, StragglerMode
-from unbroken_core.vocabulary.findings import STRAGGLERS
+from unbroken_core.vocabulary.findings import LOG_LINES, STRAGGLERS
 from unbroken_operator.api.model_base import Model, rule, rules
 
 MAX_PATHS = 8
@@ -16,11 +17,27 @@ MAX_COMMAND_BYTES = 16 << 10
 """Of the commands of all probes. As JSON they take six times as much at most, and the kernel starts no process with a
 variable of 128 KiB."""
 BUILT_IN = (
-    *("clock", "gpu", "gpu-events", "memory", "network", "oom", "pcie", "ports", "storage", "watch", "extensions"),
+    *(
+        "clock",
+        "gpu",
+        "gpu-events",
+        LOG_LINES,
+        "memory",
+        "network",
+        "oom",
+        "pcie",
+        "ports",
+        "storage",
+        "watch",
+        "extensions",
+    ),
     STRAGGLERS,
 )
 """Names of checks that no probe may have."""
 _IS_UNIQUE = "!has(self.probes) || self.probes.all(one, self.probes.exists_one(other, other.name == one.name))"
+_ARE_RULES_UNIQUE = (
+    "!has(self.logRules) || self.logRules.all(one, self.logRules.exists_one(other, other.name == one.name))"
+)
 _IS_SHORT = (
     "!has(self.probes) || "
     f"self.probes.map(one, one.command.map(word, size(bytes(word))).sum()).sum() <= {MAX_COMMAND_BYTES}"
@@ -70,6 +87,35 @@ class StragglerSpec(Model):
     pipeline-parallel size: stages have different work."""
 
 
+class LogRuleSpec(Model):
+    """What lines that workers print say of the job. It speaks when a line matches, or, with one of the times, when none
+    does."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "!has(self.expectedWithinSeconds) || !has(self.recurringSeconds)",
+                "want one of expectedWithinSeconds and recurringSeconds",
+                ".recurringSeconds",
+            )
+        )
+    )
+
+    name: Annotated[str, Field(pattern="^[a-z]([a-z0-9-]*[a-z0-9])?$", max_length=MAX_RULE_NAME)]
+    """How messages name it."""
+    pattern: Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]
+    """What is in the line: a regular expression without backreferences, lookaround and \\b (docs/health.md)."""
+    verdict: LogVerdict
+    """What it means: hang: as after timeouts.softSeconds. slow: the condition Straggling says so. fatal-restart: a
+    fault of the worker. fatal-stop: the job fails."""
+    expected_within_seconds: Annotated[int | None, Field(ge=1, le=MAX_RULE_S)] = None
+    """It speaks when no line has matched so long after the worker entered the training function."""
+    recurring_seconds: Annotated[int | None, Field(ge=1, le=MAX_RULE_S)] = None
+    """It speaks when a line has matched, and none for so long since."""
+    ranks: LogRanks = LogRanks.FIRST
+    """From whom lines are expected: rank 0, or every rank."""
+
+
 class HealthSpec(Model):
     """The watch on devices, links and nodes."""
 
@@ -77,6 +123,7 @@ class HealthSpec(Model):
         json_schema_extra=rules(
             rule(_IS_UNIQUE, "probes must have different names", ".probes"),
             rule(_IS_SHORT, f"{_WANTS_SHORT}: call a script of the image", ".probes"),
+            rule(_ARE_RULES_UNIQUE, "logRules must have different names", ".logRules"),
         )
     )
 
@@ -92,6 +139,8 @@ class HealthSpec(Model):
     """Commands that look at more, each on a schedule of its own; 16 KiB of commands in all."""
     stragglers: StragglerSpec = StragglerSpec()
     """Which ranks hold all others up."""
+    log_rules: Annotated[tuple[LogRuleSpec, ...], Field(max_length=MAX_RULES)] = ()
+    """What lines that workers print mean, whatever `mode` is."""
 
 
 def refusals(health: HealthSpec) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from unbroken_core.log_rules.rules import LogRule
 from unbroken_core.protocol.settings import JobSettings, RungBudget, Timeouts, violations
 from unbroken_core.vocabulary.errors import InputError
 from unbroken_core.vocabulary.layers import Layer
@@ -241,6 +242,17 @@ def _settings_fields(spec: Spec) -> dict[str, Any]:
         "stragglers": spec.health.stragglers.mode,
         "straggler_window_s": float(spec.health.stragglers.window_seconds),
         "pipeline_stages": spec.health.stragglers.pipeline_stages,
+        "log_rules": tuple(
+            LogRule(
+                rule.name,
+                rule.pattern,
+                rule.verdict,
+                None if rule.expected_within_seconds is None else float(rule.expected_within_seconds),
+                None if rule.recurring_seconds is None else float(rule.recurring_seconds),
+                rule.ranks,
+            )
+            for rule in spec.health.log_rules
+        ),
         "copies": 0 if spec.memory is None else spec.memory.replicas,
         "across": "" if spec.memory is None else spec.memory.across or "",
     }

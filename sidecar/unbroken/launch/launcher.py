@@ -17,7 +17,7 @@ from unbroken.launch.output import Console, Stream, complain
 from unbroken.launch.process_tree import adopt_orphans
 from unbroken.launch.watch_process import WatchProcess
 from unbroken.launch.workers import Workers
-from unbroken_core.pod.pod_messages import DumpStack, End, Inspect, Processes, Shutdown, Spawn, ToLauncher
+from unbroken_core.pod.pod_messages import DumpStack, End, Follow, Inspect, Processes, Shutdown, Spawn, ToLauncher
 from unbroken_core.vocabulary.errors import assert_never
 
 _LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -87,11 +87,13 @@ class Launcher:
         ready = self._wait(wake)
         if wake.fileno() in ready:
             self._handle_signals(wake)
+        looked_s = time.monotonic()
         if self._link.socket is not None and self._link.socket.fileno() in ready:
             self._link.flush()
             for order in self._link.receive(time.monotonic()):
                 self._obey(order)
         self._move_output(ready)
+        self._tell_lines(looked_s)
         # Always: the byte of a SIGCHLD may be lost when the socket is full, and reaping costs one call.
         if self._workers.reap() and not self._is_leaving and self._exit_code is None:
             self._workers.start_waiting(time.monotonic())
@@ -128,6 +130,29 @@ class Launcher:
                 console.flush_some()
         self._streams = [stream for stream in self._streams if stream.is_open]
 
+    def _tell_lines(self, looked_s: float) -> None:
+        """Tell the agent what log rules have found. What was printed until `looked_s` was read, unless it must wait."""
+        rules = self._workers.line_rules
+        if rules is None:
+            return
+        rules.note_look(looked_s, is_complete=not (self._stdout.is_full or self._stderr.is_full))
+        if rules.complaint:
+            complain(self._stderr, rules.complaint)
+            rules.complaint = ""
+        lines = None if self._link.socket is None else rules.take(time.monotonic())
+        if lines is not None:
+            self._link.send(lines)
+
+    def _follow(self, order: Follow) -> None:
+        """Look for what these rules ask for from now on; an agent that was restarted says so again."""
+        from unbroken.launch.line_rules import LineRules  # noqa: PLC0415 - no job without rules loads it
+
+        rules = self._workers.line_rules
+        if rules is None or rules.rules != order.rules:
+            self._workers.line_rules = LineRules(order.rules)
+        else:
+            rules.reconnect()
+
     def _next_deadline_s(self) -> float | None:
         due = [
             self._workers.next_deadline_s,
@@ -137,6 +162,8 @@ class Launcher:
             self._complain_at_s,
         ]
         due += [self._drain_until_s, self._watch.due_s]
+        if self._workers.line_rules is not None and self._link.socket is not None:
+            due.append(self._workers.line_rules.due_s)
         return min((at_s for at_s in due if at_s is not None), default=None)
 
     def _check_deadlines(self, now_s: float) -> None:
@@ -197,6 +224,8 @@ class Launcher:
                 self._workers.dump_stack(order, now_s)
             case Inspect():
                 self._workers.inspect(order)
+            case Follow():
+                self._follow(order)
             case Shutdown(exit_code=exit_code, grace_s=grace_s, message=message, released=released):
                 if self._exit_code is None:
                     if not self._config.is_supervised:

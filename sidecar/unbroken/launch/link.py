@@ -5,7 +5,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from unbroken_core.pod.pod_messages import Attach, Processes, ToLauncher
+from unbroken_core.pod.pod_messages import Attach, Lines, Processes, ToLauncher
 from unbroken_core.protocol import wire
 from unbroken_core.protocol.messages import PROTOCOL
 from unbroken_core.vocabulary.errors import WireError
@@ -58,8 +58,8 @@ class LauncherLink:
         self._send(wire.encode(state))
         return True
 
-    def send(self, state: Processes) -> None:
-        """Send the state; without a connection it is sent on the next one."""
+    def send(self, state: Processes | Lines) -> None:
+        """Send the state, or what was printed; without a connection it is sent on the next one."""
         if self._socket is not None:
             self._send(wire.encode(state))
 

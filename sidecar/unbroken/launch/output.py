@@ -1,7 +1,8 @@
 """Workers' output: lines with a prefix for the console, raw bytes for the log file of each process.
 
     pipe of a worker ──> Stream ──raw──> LogFile
-                            └──prefixed lines──> Console ──> the launcher's stdout or stderr
+                            ├──prefixed lines──> Console ──> the launcher's stdout or stderr
+                            └──raw, in jobs with log rules──> Tap
 
 Nothing here blocks: a console that is not read makes its buffer full, and then the workers' pipes are left alone
 until there is room, so that the workers wait and the launcher does not.
@@ -11,8 +12,12 @@ import os
 import re
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from unbroken_core.conventions.printable import printable
+
+if TYPE_CHECKING:
+    from unbroken.launch.line_rules import Tap
 
 _READ_BYTES = 64 << 10
 _MAX_LINE_BYTES = 16 << 10
@@ -135,11 +140,12 @@ _CPP_LOG = re.compile(rb"\[(rank\d+\]:\[)?[IWE]\d{4} ")
 class Stream:
     """One pipe of one worker."""
 
-    def __init__(self, descriptor: int, prefix: bytes, console: Console, log: Log) -> None:
+    def __init__(self, descriptor: int, prefix: bytes, console: Console, log: Log, tap: "Tap | None" = None) -> None:
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
         self._prefix = prefix
         self._log = log
+        self._tap = tap
         self._line = b""
         self.console = console
         self.last_line = b""
@@ -164,6 +170,8 @@ class Stream:
             return False
         self._log.write(data)
         self._print(data)
+        if self._tap is not None:
+            self._tap.feed(data)
         return True
 
     def drain(self) -> None:
@@ -180,6 +188,8 @@ class Stream:
         if self._line:
             self._emit([self._line.rstrip(b"\r")])
             self._line = b""
+        if self._tap is not None:
+            self._tap.end()
         os.close(self._descriptor)
         self._log.close()
 

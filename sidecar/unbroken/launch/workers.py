@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from unbroken.launch.config import LaunchConfig
 from unbroken.launch.error_file import MAX_ERROR_CHARACTERS, read_error
@@ -25,6 +26,9 @@ from unbroken.launch.worker_process import (
 )
 from unbroken_core.pod.pod_messages import DumpStack, Inspect, ProcessState, Spawn
 from unbroken_core.pod.stacks import MAX_STACK_BYTES, stack_path
+
+if TYPE_CHECKING:
+    from unbroken.launch.line_rules import LineRules
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
@@ -47,6 +51,8 @@ class Workers:
         self._forking: Forking | None = None
         self.note_other_end: Callable[[int], None] = lambda _pid: None
         """Called with the number of each reaped process that was no worker."""
+        self.line_rules: LineRules | None = None
+        """What is looked for in the output of the next processes; None: nothing."""
         self._expected: dict[int, int] = {}
         """Incarnations that are to end by themselves, and well, by local rank: the training is over."""
 
@@ -190,8 +196,11 @@ class Workers:
         prefix = f"[{self._config.pod}/{worker.local_rank}] ".encode()
         if self._config.does_name_processes:
             self._stderr.put(prefix + f"process {pid}\n".encode())
+        rules = self.line_rules
+        make_tap = None if rules is None else rules.tap(worker.local_rank, process.incarnation)
         for descriptor, console in zip(output, (self._stdout, self._stderr), strict=True):
-            process.streams.append(Stream(descriptor, prefix, console, log))
+            tap = None if make_tap is None else make_tap()
+            process.streams.append(Stream(descriptor, prefix, console, log, tap))
         self._new_streams += process.streams
 
     def _show_server(self) -> None:

@@ -16,6 +16,7 @@ _FLAGS = {
     "restart.maxFaultsPerRank": "--max-faults-per-rank",
     "maxFaultsPerRank": "--max-faults-per-rank",
     "restart.growBackSeconds": "--grow-back",
+    "health.logRules": "--log-rules",
     "memory.replicas": "--memory-replicas",
     "memory.across": "--memory-across",
     "timeouts.softSeconds": "--soft-timeout",

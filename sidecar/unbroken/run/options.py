@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from unbroken.run.log_rules import read_log_rules
 from unbroken.run.memory_folder import read_size
 from unbroken_core.protocol.settings import DEFAULT_RUNGS, HealthMode, JobSettings, RungBudget, StragglerMode, Timeouts
 from unbroken_core.vocabulary.errors import InputError
@@ -80,6 +81,7 @@ def read_options(arguments: Sequence[str] | None) -> RunOptions:
         stragglers=StragglerMode(parsed.stragglers),
         straggler_window_s=parsed.straggler_window,
         pipeline_stages=parsed.pipeline_stages,
+        log_rules=read_log_rules(parsed.log_rules) if parsed.log_rules else (),
     )
     return RunOptions(
         settings=settings,
@@ -199,6 +201,9 @@ def _add_health(parser: argparse.ArgumentParser) -> None:
     )
     health.add_argument(
         "--pipeline-stages", type=int, default=1, metavar="N", help="compare them within their pipeline stage (1)"
+    )
+    health.add_argument(
+        "--log-rules", metavar="JSON", help="what workers' lines mean: a list as in spec.health.logRules, or its file"
     )
 
 

@@ -21,6 +21,7 @@ from unbroken_core.pod.pod_messages import (
     Attach,
     DumpStack,
     End,
+    Follow,
     Inspect,
     Processes,
     ProcessState,
@@ -210,6 +211,8 @@ class WorkerWatch:
                 self._look_into(local_rank, number)
             case Inspect(local_rank=local_rank):
                 self._inspect(local_rank)
+            case Follow():
+                pass  # Output goes to torchrun, and passes by.
             case Shutdown(message=message):
                 logger.info("the job is over: %s", message)
                 self.is_over.set()

@@ -9,7 +9,8 @@ import pytest
 import yaml
 from tools import chart_values, dashboard_looks, dashboards
 
-from unbroken_core.vocabulary.reasons import Rung
+from unbroken_core.vocabulary.reasons import JobPhase, Rung
+from unbroken_operator.api.status_models import JobStateWord
 
 from .test_alerts import ROOT, metric_names
 
@@ -79,6 +80,14 @@ def test_every_value_of_the_chart_is_explained_and_checked() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     top = {name.split(".")[0] for name in values}
     assert top | {"global"} == set(schema["properties"])
+
+
+def test_each_state_and_each_phase_has_a_colour_of_its_own() -> None:
+    """Seen before: a job that was ending looked as if it were forming."""
+    assert set(dashboard_looks.STATES) == {word.value for word in JobStateWord}
+    assert [word for word, _colour in dashboard_looks.PHASES] == [phase.value for phase in JobPhase]
+    for colours in (list(dashboard_looks.STATES.values()), [colour for _word, colour in dashboard_looks.PHASES]):
+        assert len(set(colours)) == len(colours)
 
 
 def test_each_rung_has_a_colour_on_the_dashboards() -> None:

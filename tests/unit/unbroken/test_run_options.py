@@ -1,8 +1,10 @@
 """Options and narration of `unbroken run`, and the packages that an init container copies."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,7 @@ from unbroken.install import install
 from unbroken.run.flags import in_flags
 from unbroken.run.narration import LongWaits, Story, exit_code, narrate
 from unbroken.run.options import read_options
+from unbroken_core.log_rules.rules import LogRanks, LogRule, LogVerdict
 from unbroken_core.protocol.messages import PROTOCOL, JobStatus, Recovery
 from unbroken_core.protocol.settings import DEFAULT_RUNGS, RungBudget
 from unbroken_core.vocabulary.errors import InputError
@@ -239,3 +242,44 @@ def test_a_run_that_fails_by_sys_exit_ends_with_its_code(detail: str, code: int)
     assert exit_code(replace(STATUS, recoveries=(replace(last, ended_at="t"),))) == 1
     assert exit_code(replace(STATUS, recoveries=(replace(last, cause=Cause.EXCEPTION),))) == 1
     assert exit_code(STATUS) == 1
+
+
+RULES: list[dict[str, Any]] = [
+    {"name": "loss", "pattern": "loss=", "verdict": "hang", "recurringSeconds": 60, "ranks": "Every"},
+    {"name": "end", "pattern": "^corrupt", "verdict": "fatal-stop"},
+]
+
+
+def test_log_rules_are_those_of_a_spec_in_a_file_or_in_place(tmp_path: Path) -> None:
+    file = tmp_path / "rules.json"
+    file.write_text(json.dumps(RULES))
+    wanted = (
+        LogRule("loss", "loss=", LogVerdict.HANG, every_s=60.0, ranks=LogRanks.EVERY),
+        LogRule("end", "^corrupt", LogVerdict.FATAL_STOP),
+    )
+    for given in (str(file), json.dumps(RULES)):
+        assert read_options(["--log-rules", given, "true"]).settings.log_rules == wanted
+    assert read_options(["true"]).settings.log_rules == ()
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        ("/nowhere/rules.json", "--log-rules: want a list in JSON, or a file with one, got '/nowhere/rules.json'"),
+        ("[", "--log-rules: want JSON, got '\\['"),
+        ("[" * 50_000, "--log-rules: want JSON, got"),
+        ("[" + " " * 70_000 + "]", "--log-rules: want at most 65536 bytes, got 70002"),
+        (json.dumps(RULES * 9), "--log-rules: want a list of at most 16 rules"),
+        ("[7]", "--log-rules\\[0\\]: want an object, got '7'"),
+        ('[{"name": 1}]', "--log-rules\\[0\\].name: want a text, got '1'"),
+        (json.dumps([{**RULES[1], "x": 1}]), "--log-rules\\[0\\].x: unknown field; want only"),
+        (json.dumps([{**RULES[1], "verdict": "bad"}]), "--log-rules\\[0\\].verdict: want one of .*, got 'bad'"),
+        (json.dumps([{**RULES[1], "ranks": []}]), "--log-rules\\[0\\].ranks: want one of .*, got"),
+        (json.dumps([{**RULES[0], "recurringSeconds": True}]), "--log-rules\\[0\\].recurringSeconds: want seconds"),
+        (json.dumps([{**RULES[0], "recurringSeconds": 0}]), "health.logRules\\[0\\].recurringSeconds: want 1 to"),
+        (json.dumps([{**RULES[1], "pattern": "(a"}]), "health.logRules\\[0\\].pattern: want a \\) for this"),
+    ],
+)
+def test_log_rules_that_cannot_be_are_refused_with_where_and_what(rules: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        read_options(["--log-rules", rules, "true"])

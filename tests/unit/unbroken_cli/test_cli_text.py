@@ -364,6 +364,75 @@ def test_why_of_a_broken_device_says_what_was_found_and_what_was_not_checked() -
     )
 
 
+@pytest.mark.parametrize("cause", ["log-rule", "soft-timeout"])
+def test_why_names_the_log_rule_and_the_line_whatever_was_made_of_it(cause: str) -> None:
+    detail = "log rule loss: no line has matched for 600 s; rank not known: ranks 0-3 in their own code"
+    fault = {"detail": detail, "domain": ""}
+    status = running(history=[record(2, cause=cause)], lastInterruption={"time": "2026-01-01T00:02:00Z", **fault})
+    text = "\n".join(why_lines(job := job_of(status), find_fault(job, "2"), NOW))
+    assert detail in text
+    assert "  seen by    the agent, by a log rule: what the worker printed, or did not print" in text
+
+
+def test_what_a_log_rule_calls_slow_is_no_slow_node() -> None:
+    message = "digits-1 on node n1: log rule io: rank 3: a line matches: retry"
+    slow = condition("Straggling", "True", "RanksSlow", message)
+    steps = next_steps(job_of(running(history=[], conditions=[slow])), NOW)
+    assert steps == (f"see why: {message}",)
+
+
+STORM = "more than 5 recoveries within 15 minutes; of the last ones 4 pod-leaving, 2 node-lost"
+STILL = "no step was reached for the first time in 30 minutes; the newest is 12"
+STORM_STEP = f"find what keeps interrupting it, such as evictions, preemption or a roll-out: {STORM}"
+STILL_STEP = (
+    "find what keeps it from getting on (a hang that no timeout sees, missing pods, checkpoints further apart than "
+    f"faults): {STILL}"
+)
+
+
+def in_trouble(state: str, storm: str, still: str, num_faults: int = 0, cause: str = "exception") -> JobRecord:
+    """Return a job with these statuses of RestartStorm and NoProgress, and faults of the last minutes."""
+    conditions = [
+        condition("Running", "True", "Training", "8 ranks train"),
+        *([condition("RestartStorm", storm, "KeepsRecovering", STORM)] if storm else []),
+        *([condition("NoProgress", still, "StandsStill", STILL)] if still else []),
+    ]
+    times = {"startedAt": "2026-01-01T00:19:00Z", "endedAt": "2026-01-01T00:19:01Z"}
+    history = [record(number, cause=cause, node="", **times) for number in range(1, num_faults + 1)]
+    return job_of(running(state=state, history=history, conditions=conditions))
+
+
+@pytest.mark.parametrize(
+    ("job", "wanted"),
+    [
+        pytest.param(in_trouble("Running", "True", ""), [STORM_STEP], id="a storm that no faults explain"),
+        pytest.param(in_trouble("Recovering", "True", ""), [STORM_STEP], id="while it recovers"),
+        pytest.param(in_trouble("Running", "True", "", 6, "pod-leaving"), [STORM_STEP], id="moves are no faults"),
+        pytest.param(in_trouble("Running", "", "True"), [STILL_STEP], id="no progress"),
+        pytest.param(in_trouble("Recovering", "", "True"), [STILL_STEP], id="no progress while it recovers"),
+        pytest.param(in_trouble("Running", "True", "True"), [STILL_STEP, STORM_STEP], id="both"),
+        pytest.param(in_trouble("Running", "False", "False"), [], id="both are over"),
+        pytest.param(in_trouble("Running", "Unknown", "Unknown"), [], id="nobody knows"),
+        pytest.param(in_trouble("Complete", "True", "True"), [], id="the job is over"),
+        pytest.param(in_trouble("Suspended", "True", "True"), [], id="it is suspended"),
+    ],
+)
+def test_of_a_job_that_keeps_recovering_or_stands_still_why_says_what_to_look_for(
+    job: JobRecord, wanted: list[str]
+) -> None:
+    assert [step for step in next_steps(job, NOW) if STORM in step or STILL in step] == wanted
+    said = why_lines(job, job.faults[-1], NOW) if job.faults else faultless_lines(job, NOW)
+    assert [line.removeprefix("  next").strip() for line in said if STORM in line or STILL in line] == wanted
+
+
+def test_six_faults_of_a_storm_are_counted_by_their_cause_and_the_condition_is_not_repeated() -> None:
+    steps = next_steps(in_trouble("Running", "True", "", 6), NOW)
+    counted = "find what the last 6 faults have in common, all of them exception: unbroken timeline -n team-a digits"
+    assert counted in steps
+    assert STORM_STEP not in steps
+    assert STORM_STEP in next_steps(in_trouble("Running", "True", "", 5), NOW), "five are no storm"
+
+
 @pytest.mark.parametrize("state", ["Running", "Complete"])
 @pytest.mark.parametrize("is_watched", [True, False])
 def test_of_an_operator_without_a_lease_nobody_can_tell_whether_it_is_there(state: str, is_watched: bool) -> None:

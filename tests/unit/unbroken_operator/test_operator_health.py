@@ -7,11 +7,12 @@ import pytest
 
 from unbroken.watch.checks.probe import BUILT_IN as BUILT_IN_OF_WATCH
 from unbroken.watch.checks.probe import Probe, read_probes
+from unbroken_core.log_rules.rules import LogRanks, LogRule, LogVerdict
 from unbroken_core.protocol.messages import HealthStatus, PodFinding
 from unbroken_core.protocol.settings import HealthMode
-from unbroken_core.protocol.wire import encode, settings_to_json
+from unbroken_core.protocol.wire import encode, settings_from_json, settings_to_json
 from unbroken_core.vocabulary.errors import WireError
-from unbroken_core.vocabulary.findings import STRAGGLERS, Finding, Verdict
+from unbroken_core.vocabulary.findings import LOG_LINES, STRAGGLERS, Finding, Verdict
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, Role
 from unbroken_operator.api.health_models import BUILT_IN
 from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, admit
@@ -245,3 +246,51 @@ def test_a_report_with_health_that_cannot_be_is_refused(health: HealthStatus) ->
     assert read_report(encode(world.report).encode(), limits).health == health_of(LOST)
     with pytest.raises(WireError):
         read_report(encode(replace(world.report, health=health)).encode(), limits)
+
+
+RULE = {"name": "loss", "pattern": "loss=[0-9]", "verdict": "hang", "recurringSeconds": 600, "ranks": "Every"}
+
+
+def test_log_rules_of_a_job_are_those_of_its_rendezvous_and_agents() -> None:
+    verdict = valid(health={"logRules": [RULE, {"name": "io", "pattern": r"^retry \$(X)", "verdict": "slow"}]})
+    rules = (
+        LogRule("loss", "loss=[0-9]", LogVerdict.HANG, None, 600.0, LogRanks.EVERY),
+        LogRule("io", r"^retry \$(X)", LogVerdict.SLOW),
+    )
+    assert verdict.settings.log_rules == rules
+    pod = training_pod(verdict.spec, verdict.settings, 7, Role.ACTIVE, OperatorOptions("sidecar:1"))["spec"]
+    (agent,) = (one for one in pod["initContainers"] if one["name"] == "unbroken-agent")
+    (text,) = (one["value"] for one in agent["env"] if one["name"] == "UNBROKEN_SETTINGS")
+    assert "$$(X)" in text, "the kubelet would replace $(X)"
+    assert settings_from_json(text.replace("$$(", "$(")) == verdict.settings
+    assert "log_rules" not in settings_to_json(valid().settings)
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        pytest.param([{**RULE, "pattern": "(a"}], "spec.health.logRules[0].pattern: want a ) for this (", id="pattern"),
+        pytest.param([{**RULE, "expectedWithinSeconds": 5}], "spec.health.logRules[0]: want one of", id="two times"),
+        pytest.param([RULE, RULE], "spec.health.logRules: want different names", id="one name twice"),
+        pytest.param([{**RULE, "recurringSeconds": 0}], "spec.health.logRules[0].recurringSeconds", id="no time"),
+        pytest.param([{**RULE, "verdict": "fatal"}], "spec.health.logRules[0].verdict", id="no verdict"),
+        pytest.param([{**RULE, "pattern": "x" * 300}], "spec.health.logRules[0].pattern", id="long"),
+        pytest.param([RULE] * 17, "spec.health.logRules", id="many"),
+        pytest.param([{**RULE, "name": "No Name"}], "spec.health.logRules[0].name", id="name"),
+    ],
+)
+def test_a_log_rule_that_cannot_be_is_refused_with_its_field(rules: list[dict[str, Any]], said: str) -> None:
+    verdict = admit(a_job(health={"logRules": rules}))
+    assert isinstance(verdict, InvalidSpec)
+    assert any(text.startswith(said) for text in verdict.violations), verdict.violations
+
+
+def test_what_a_log_rule_calls_slow_is_in_the_condition_of_slow_ranks_and_no_word_against_nodes() -> None:
+    world = running_world()
+    found = Finding(LOG_LINES, "io", Verdict.DEGRADED, message="rank 0: a line matches: retry")
+    assert say(world, replace(health_of(found), num_pods=0)) == "", "no watch has said anything"
+    assert world.condition("Straggling") == ("True", "RanksSlow")
+    assert world.messages("RanksSlow") == ["digits-0 on node a: log rule io: rank 0: a line matches: retry"]
+    message = say(world, health_of(SLOW, found))
+    assert "log rule" not in message
+    assert message.startswith("nothing broken was found; worn: digits-0 on node a: throttled on GPU-b is degraded")

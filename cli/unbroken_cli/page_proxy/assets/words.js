@@ -36,6 +36,7 @@ export const CAUSE_WORDS = {
   exception: 'the script raised an exception',
   'base-exception': 'the script left with SystemExit or the like',
   'stale-state': 'torch still held something of the former rank; a new process took over',
+  'log-rule': 'a log rule of the job calls it fatal',
   'soft-timeout': 'no progress; interrupted',
   'hard-timeout': 'no progress; its process was ended',
   unhealthy: 'a health check failed',

@@ -7,6 +7,7 @@ left, or no layer lets a spare take the ranks: a finding ends no job, and makes 
 """
 
 import math
+from dataclasses import replace
 
 from unbroken_core.coordinator.faults import inspect
 from unbroken_core.coordinator.health.stragglers import note_moved, settle_stragglers
@@ -14,10 +15,11 @@ from unbroken_core.coordinator.state.health_table import HealthTable
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import Interrupted, Running
 from unbroken_core.coordinator.state.places import Member
+from unbroken_core.log_rules.rules import LogVerdict
 from unbroken_core.protocol.settings import HealthMode, StragglerMode
 from unbroken_core.ranks.worlds import World
 from unbroken_core.recovery.health import BREAKER_S, BUDGET_S, SWITCH_S, Blame, Strike, assess
-from unbroken_core.vocabulary.findings import Health
+from unbroken_core.vocabulary.findings import LOG_LINES, Health, Verdict
 from unbroken_core.vocabulary.reasons import Cause, Rung
 
 _LOOK_AGAIN_S = 1.0
@@ -25,9 +27,16 @@ _LOOK_AGAIN_S = 1.0
 
 
 def receive_health(job: JobState, member: Member, health: Health | None, now_s: float) -> None:
-    """Note what the watch of a pod says."""
+    """Note what the watch of a pod says, and what lines of its workers say is slow by a log rule of the job."""
+    findings = () if health is None else health.findings
+    watched = tuple(each for each in findings if each.check != LOG_LINES)
     if job.settings.health is not HealthMode.OFF:
+        # A pod without a watch may have lines to tell.
+        health = None if health is None or not watched else replace(health, findings=watched)
         job.health.note(member.uid, health, now_s)
+    slow = {rule.name for rule in job.settings.log_rules if rule.verdict is LogVerdict.SLOW}
+    lines = (each for each in findings if each.check == LOG_LINES and each.entity in slow)
+    job.health.note_lines(member.uid, tuple(replace(each, verdict=Verdict.DEGRADED) for each in lines))
 
 
 def settle_health(job: JobState, now_s: float) -> float:

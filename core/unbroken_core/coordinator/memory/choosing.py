@@ -20,6 +20,7 @@ BLAMED = frozenset(
     (
         Cause.EXCEPTION,
         Cause.BASE_EXCEPTION,
+        Cause.LOG_RULE,
         Cause.SOFT_TIMEOUT,
         Cause.HARD_TIMEOUT,
         Cause.UNHEALTHY,

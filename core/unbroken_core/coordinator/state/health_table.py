@@ -18,6 +18,8 @@ class HealthTable:
     """Stragglers, likewise."""
     by_uid: dict[str, Health] = field(default_factory=dict)
     """Both."""
+    lines: dict[str, tuple[Finding, ...]] = field(default_factory=dict)
+    """What lines of workers say is slow, by uid of a pod. They speak against nobody, and make no spare the last one."""
     strikes: dict[str, Strike] = field(default_factory=dict)
     """By uid of the pods that something speaks against."""
     since_s: dict[str, float] = field(default_factory=dict)
@@ -53,6 +55,15 @@ class HealthTable:
             self.slow[uid] = findings
         self._merge(uid, now_s)
 
+    def note_lines(self, uid: str, findings: tuple[Finding, ...]) -> None:
+        """Take what lines of a pod's workers say is slow; none: nothing, or the pod is gone."""
+        if self.lines.get(uid, ()) == findings:
+            return
+        self.num_changes += 1
+        self.lines.pop(uid, None)
+        if findings:
+            self.lines[uid] = findings
+
     def _merge(self, uid: str, now_s: float) -> None:
         """Note what is known of a pod."""
         told, slow = self.told.get(uid), self.slow.get(uid, ())
@@ -84,6 +95,9 @@ class HealthTable:
             for finding in self.by_uid[uid].findings:
                 if finding.verdict.severity > Verdict.OK.severity:
                     yield uid, finding
+        for uid, lines in self.lines.items():
+            for finding in lines:
+                yield uid, finding
 
 
 def _unchecked(health: Health | None) -> set[str]:

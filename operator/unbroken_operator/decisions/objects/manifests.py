@@ -132,7 +132,7 @@ def rendezvous_pod(
         "command": ["python", "-m", "unbroken.rendezvous.standby" if is_standby else "unbroken.rendezvous"],
         "env": [
             *downward_variables(),
-            variable("UNBROKEN_SETTINGS", settings_to_json(settings)),
+            settings_variable(settings),
             variable(identity_variable, f"{layout.TOKEN_PATH}/{identity_key}"),
             variable("UNBROKEN_LISTEN", f"$(UNBROKEN_POD_IP):{layout.API_PORT}"),
             variable("UNBROKEN_METRICS_LISTEN", f"$(UNBROKEN_POD_IP):{layout.METRICS_PORT}"),
@@ -166,6 +166,11 @@ def rendezvous_pod(
 def variable(name: str, value: str) -> Manifest:
     """Return one environment variable."""
     return {"name": name, "value": value}
+
+
+def settings_variable(settings: JobSettings) -> Manifest:
+    """Return the variable with a job's settings. Patterns of log rules may have what the kubelet would replace."""
+    return variable("UNBROKEN_SETTINGS", settings_to_json(settings).replace("$(", "$$("))
 
 
 def downward_variables() -> list[Manifest]:

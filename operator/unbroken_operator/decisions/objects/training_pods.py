@@ -12,7 +12,6 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from unbroken_core.protocol.settings import HealthMode, JobSettings
-from unbroken_core.protocol.wire import settings_to_json
 from unbroken_core.vocabulary.reasons import Role
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import Spec
@@ -32,6 +31,7 @@ from unbroken_operator.decisions.objects.manifests import (
     object_metadata,
     secret_mount,
     secret_volume,
+    settings_variable,
     sidecar_pull_policy,
     variable,
 )
@@ -197,7 +197,7 @@ def _agent_container(spec: Spec, settings: JobSettings, image: str, is_encrypted
         "command": ["python", "-m", "unbroken.agent"],
         "env": [
             *downward_variables(),
-            variable("UNBROKEN_SETTINGS", settings_to_json(settings)),
+            settings_variable(settings),
             variable("UNBROKEN_TOKEN_FILE", f"{layout.TOKEN_PATH}/{layout.TOKEN_KEY}"),
             variable("UNBROKEN_METRICS_LISTEN", f"$(UNBROKEN_POD_IP):{layout.AGENT_METRICS_PORT}"),
             variable("UNBROKEN_RENDEZVOUS_URL", address),

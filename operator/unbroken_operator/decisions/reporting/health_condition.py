@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from unbroken_core.protocol.messages import HealthStatus, JobStatus, PodFinding
 from unbroken_core.recovery.health import finding_text
-from unbroken_core.vocabulary.findings import STRAGGLERS, Verdict
+from unbroken_core.vocabulary.findings import LOG_LINES, STRAGGLERS, Verdict
 from unbroken_core.vocabulary.plurals import counted
 from unbroken_core.vocabulary.reasons import Reason
 from unbroken_operator.api.status_models import ConditionType
@@ -12,6 +12,7 @@ from unbroken_operator.decisions.reporting.finding import Finding, cut, listed
 from unbroken_operator.decisions.snapshot import Snapshot
 
 _SHOWN = 3
+_SLOW = (STRAGGLERS, LOG_LINES)
 _FAULTS = (Verdict.SUSPECT, Verdict.FATAL)
 
 
@@ -23,7 +24,7 @@ def nodes_healthy(snapshot: Snapshot, report: JobStatus) -> Iterator[Finding]:
             text = "no watch of a pod says anything: health.mode is Off, or they have yet to start"
             yield Finding(ConditionType.NODES_HEALTHY, None, Reason.HEALTH_NOT_CHECKED, text)
         return
-    found = [item for item in health.findings if item.finding.check != STRAGGLERS]
+    found = [item for item in health.findings if item.finding.check not in _SLOW]
     faults = [item for item in found if item.finding.verdict in _FAULTS]
     worn = [item for item in found if item.finding.verdict is Verdict.DEGRADED]
     unchecked = _unchecked(health)
@@ -38,9 +39,9 @@ def nodes_healthy(snapshot: Snapshot, report: JobStatus) -> Iterator[Finding]:
 
 
 def straggling(snapshot: Snapshot, report: JobStatus) -> Iterator[Finding]:
-    """Say which ranks hold all others up, once workers have said how busy they are."""
+    """Say which ranks hold all others up, once workers have said how busy they are, or log rules what is slow."""
     kind, health = ConditionType.STRAGGLING, report.health
-    slow = [] if health is None else [item for item in health.findings if item.finding.check == STRAGGLERS]
+    slow = [] if health is None else [item for item in health.findings if item.finding.check in _SLOW]
     if health is not None and slow:
         is_held = any(item.finding.verdict in _FAULTS for item in slow)
         message = "; ".join(filter(None, (_shown(slow), health.held if is_held else "")))

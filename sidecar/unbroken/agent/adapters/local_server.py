@@ -8,6 +8,7 @@ import socket
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Union
 
 from unbroken.agent.adapters.access import shared_mode
 from unbroken.agent.adapters.clearing import clear
@@ -16,13 +17,14 @@ from unbroken.agent.decisions.events import (
     LauncherAttached,
     LauncherLost,
     LauncherReported,
+    LinesReported,
     WatchLost,
     WatchReported,
     WorkerAttached,
     WorkerLost,
     WorkerReported,
 )
-from unbroken_core.pod.pod_messages import Attach, Processes, ToLauncher, ToWorker, WorkerReport
+from unbroken_core.pod.pod_messages import Attach, Lines, Processes, ToLauncher, ToWorker, WorkerReport
 from unbroken_core.protocol import wire
 from unbroken_core.protocol.messages import PROTOCOL
 from unbroken_core.vocabulary.errors import InputError, WireError
@@ -209,7 +211,8 @@ class LocalServer:
         self._emit(LauncherAttached())
         try:
             while (line := await _read_line(reader)) is not None:
-                self._emit(LauncherReported(wire.decode(line, Processes)))
+                message: Processes | Lines = wire.decode(line, Union[Processes, Lines])
+                self._emit(LinesReported(message) if isinstance(message, Lines) else LauncherReported(message))
         finally:
             self._launcher = None
             self._emit(LauncherLost())

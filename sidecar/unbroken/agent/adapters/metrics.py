@@ -14,6 +14,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from unbroken.agent.decisions.log_lines import LogLines
 from unbroken.agent.decisions.member import PodMember
 from unbroken_core.pod.memory_messages import LOAD_SOURCES, SAVE_BOUNDS_S, SKIP_REASONS, Counted
 from unbroken_core.vocabulary.reasons import WorkerPhase
@@ -70,9 +71,27 @@ class PodCollector(Collector):
         for name, is_passed in join_checks(place.checks for place in self._member.places).items():
             checks.add_metric([name], int(is_passed))
         yield checks
+        if self._member.settings.log_rules:
+            yield from log_families(self._member.log_lines)
         counted = self._checkpoints()
         if counted is not None:
             yield from memory_families(counted, time.monotonic())
+
+
+def log_families(lines: LogLines) -> Iterator[Metric]:
+    """Yield what is told of log rules, in the pods of a job that has some."""
+    spoken = CounterMetricFamily(
+        "unbroken_log_rule_spoken", "How often a log rule has spoken of workers of this pod.", labels=["rule"]
+    )
+    for name, num in lines.num_spoken.items():
+        spoken.add_metric([name], num)
+    yield spoken
+    skipped = CounterMetricFamily(
+        "unbroken_log_rules_skipped_bytes",
+        "Output of this pod's workers that was too much for its log rules to be looked at.",
+    )
+    skipped.add_metric([], lines.num_skipped)
+    yield skipped
 
 
 def join_checks(found: Iterable[Iterable[tuple[str, bool]]]) -> dict[str, bool]:

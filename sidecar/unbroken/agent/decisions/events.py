@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Union
 
 from unbroken_core.pod.memory_messages import OfAgent
-from unbroken_core.pod.pod_messages import Attach, Processes, ToLauncher, ToWorker, WorkerReport
+from unbroken_core.pod.pod_messages import Attach, Lines, Processes, ToLauncher, ToWorker, WorkerReport
 from unbroken_core.pod.stamps import WorkerStamps
 from unbroken_core.protocol.messages import AgentMessage, CertificateRequest, Plan, RendezvousMessage
 from unbroken_core.vocabulary.checkpoints import Held
@@ -23,6 +23,13 @@ class LauncherReported:
     """The launcher reported the whole state of its processes."""
 
     message: Processes
+
+
+@dataclass(frozen=True)
+class LinesReported:
+    """The launcher reported what workers have printed, by the log rules of the job."""
+
+    message: Lines
 
 
 @dataclass(frozen=True)
@@ -132,6 +139,7 @@ class Terminated:
 Event = Union[
     LauncherAttached,
     LauncherReported,
+    LinesReported,
     LauncherLost,
     WorkerAttached,
     WorkerReported,

@@ -33,8 +33,10 @@ from unbroken.agent.decisions.events import (
     LauncherAttached,
     LauncherLost,
     LauncherReported,
+    LinesReported,
     Remember,
     RendezvousSent,
+    SendToLauncher,
     SendToRendezvous,
     Terminated,
     Ticked,
@@ -49,13 +51,14 @@ from unbroken.agent.decisions.fence import Contact, explain, longest_absence_s
 from unbroken.agent.decisions.hang_detection import attach_patience_s, checkpoint_s, note_absent, note_hangs
 from unbroken.agent.decisions.instructions import Instructions
 from unbroken.agent.decisions.keeping import Keeping
+from unbroken.agent.decisions.log_lines import LogLines
 from unbroken.agent.decisions.orders import Orders
 from unbroken.agent.decisions.own_fault import confirm_faults, interrupt_early
 from unbroken.agent.decisions.place import LocalPlace
 from unbroken.agent.decisions.reporting import Reporter
 from unbroken.agent.decisions.watching import Watching
 from unbroken.agent.decisions.worker_state import worker_states
-from unbroken_core.pod.pod_messages import Processes, WorkerReport
+from unbroken_core.pod.pod_messages import Follow, Processes, WorkerReport
 from unbroken_core.protocol.bounds import MAX_CLAIMED
 from unbroken_core.protocol.messages import (
     PROTOCOL,
@@ -75,6 +78,7 @@ from unbroken_core.protocol.messages import (
 )
 from unbroken_core.protocol.settings import JobSettings
 from unbroken_core.vocabulary.errors import assert_never
+from unbroken_core.vocabulary.findings import Health, bounded
 from unbroken_core.vocabulary.reasons import WorkerPhase
 
 _ADOPTION_SHARE = 0.6
@@ -104,6 +108,8 @@ class PodMember:
         self._memory = memory
         self._planned = memory.planned
         self._has_launcher = False
+        self._is_follow_due = False
+        """Whether the launcher has yet to be told what to look for in workers' lines."""
         self._is_launcher_lost = False
         self._is_launcher_leaving = False
         self._is_terminated = False
@@ -113,6 +119,7 @@ class PodMember:
         self._ages = IterationAges()
         self._keeping = Keeping()
         self._watching = Watching()
+        self.log_lines = LogLines(settings.log_rules, -1 if memory.plan is None else memory.plan.iteration)
 
     # ------------------------------------------------------------------------------------------------------- queries
 
@@ -187,25 +194,48 @@ class PodMember:
                 self._take_worker(event, now_s)
             case Connected() | RendezvousSent() | Disconnected() | ConnectionRefused():
                 self._take_rendezvous(event, now_s)
-            case Ticked():
-                note_hangs(self.places, self.workers, event, now_s, self.settings.timeouts)
+            case Ticked() | LinesReported():
+                self._take_look(event, now_s)
             case KeeperSeen(held=held):
                 self.reporter.held = held
             case KeeperStarted() | KeeperAsked():
                 self._keeping.note_keeper(event)
             case WatchReported() | WatchLost():
-                self.reporter.health = self._watching.note(event)
+                self._watching.note(event)
+                self._note_health()
             case Terminated():
                 self._is_terminated = True
                 self._exit_by_s = now_s + self.settings.timeouts.termination_grace_s + _EXIT_MARGIN_S
             case _:
                 assert_never(event)
 
+    def _take_look(self, event: Ticked | LinesReported, now_s: float) -> None:
+        """Note what stamps say of the workers, or what they print."""
+        if isinstance(event, LinesReported):
+            self.log_lines.take(event.message, self.places, self.workers, now_s)
+            self._note_health()
+            return
+        note_hangs(self.places, self.workers, event, now_s, self.settings.timeouts)
+        if self.log_lines.expire(now_s):
+            self._note_health()
+
+    def _note_health(self) -> None:
+        """Report what the watch has found, and what log rules say is slow."""
+        found, slow = self._watching.health, self.log_lines.findings
+        if slow:
+            watched = Health(()) if found is None else found
+            joined = bounded((*watched.findings, *slow))
+            found = replace(joined, num_dropped=joined.num_dropped + watched.num_dropped)
+        elif found is None and self.reporter.health is not None:
+            found = Health(())
+        self.reporter.health = found
+
     def _take_launcher(self, event: LauncherAttached | LauncherReported | LauncherLost) -> None:
         match event:
             case LauncherAttached():
                 self._has_launcher, self._is_launcher_lost = True, False
                 self.orders.forget_launcher()
+                self._is_follow_due = bool(self.settings.log_rules)
             case LauncherReported(message=processes):
                 self._receive_processes(processes)
             case LauncherLost():
@@ -369,7 +399,12 @@ class PodMember:
         actions += self._remember()
         self.reporter.note_faults(workers, now_s)
         self._ages.note(self.instructions, workers, now_s)
+        if self._is_follow_due:
+            self._is_follow_due = False
+            actions.append(SendToLauncher(Follow(self.settings.log_rules)))
         actions += self.orders.issue(workers, self._has_launcher, self.is_accepted, self._contact.lost_since_s, now_s)
+        if self.settings.log_rules:
+            self.log_lines.note_entries(self.places, self.workers, now_s)
         actions += self._report(now_s)
         actions += self._keeping.settle(self.is_accepted)
         actions += self._end(now_s)

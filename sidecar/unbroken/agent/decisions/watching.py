@@ -16,9 +16,15 @@ class Watching:
         """By the watch that runs, or by the last one."""
         self._lasting: tuple[Finding, ...] = ()
         """What earlier watches have found fatal: an event is told once, and the next watch was not there."""
+        self.health: Health | None = None
+        """What is known of the pod's health; None: nothing was ever said."""
 
     def note(self, event: WatchReported | WatchLost) -> Health | None:
-        """Return what is known of the pod's health now; None: nothing was ever said."""
+        """Take what a watch says, or its end; return what is known now."""
+        self.health = self._noted(event)
+        return self.health
+
+    def _noted(self, event: WatchReported | WatchLost) -> Health | None:
         if isinstance(event, WatchReported):
             self._told = event.message
             return self._health(self._told.findings)

@@ -162,6 +162,9 @@ def _exit_fault(found: Fault | None, process: ProcessState, report: WorkerReport
     own = report.fault if report is not None else None
     code = process.exit_code or 0
     exit_code = code if code > 0 and code != UNKNOWN_EXIT else None
+    if found is not None and found.cause is Cause.LOG_RULE:
+        # The line that it printed before it ended says more than the end.
+        return replace(found, exit_code=exit_code)
     if own is not None and own.cause in _LEAVES_ANYWAY and own.iteration == iteration:
         return replace(own, exit_code=exit_code)
     if found is not None:
