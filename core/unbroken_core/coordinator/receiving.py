@@ -263,7 +263,9 @@ def receive(job: JobState, session: str, message: Union[Report, Heartbeat], now_
         receive_paces(job, member, message.paces, now_s)
     if isinstance(message, Heartbeat):
         _note_stall(job, (place.state for place in member.places.values()), message.checkpoint_s, now_s)
-        job.progress.step(message.max_step, now_s)
+        newest = max((place.state.iteration for place in member.places.values()), default=-1)
+        if newest == job.world.iteration:  # Else it tells of one that is over.
+            job.progress.step(message.max_step, now_s)
         return
     if message.is_leaving and not member.is_leaving:
         member.is_leaving = True
@@ -295,8 +297,8 @@ def _update(job: JobState, member: Member, workers: tuple[WorkerState, ...], now
         for w in workers
         if w.fault is not None and w.fault.is_hang and w.fault.iteration == iteration and w.local_rank in member.places
     )
-    made_s = min(hangs, default=now_s)
-    job.progress.step(max((w.step for w in workers if w.iteration == iteration), default=-1), min(made_s, now_s))
+    made_s = min(min(hangs, default=now_s), now_s)
+    job.progress.step(max((w.step for w in workers if w.iteration == iteration), default=-1), made_s)
 
 
 def _note_stall(job: JobState, workers: Iterable[WorkerState], checkpoint_s: float, now_s: float) -> None:

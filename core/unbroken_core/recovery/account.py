@@ -1,8 +1,9 @@
 """Where the time of a job went, since it first ran: every picosecond is in one term, and is there once.
 
-    training ──a step that is new──> progress          stopped ──until it trains again──> restart
-             ──a step again────────> redo                      ──too few pods───────────> waiting
-             ──a fault─────────────> redo until the fault, then detect
+    training ──a step that is new──> progress          stopped ──until all are in it again──> restart
+             ──a step again────────> redo                      ──too few pods──────────────> waiting
+             ──its first step──────> restart, but for one step
+             ──a fault─────────────> redo until the fault (restart before the first step), then detect
              ──of all of that──────> checkpoint, as far as workers say that they stood still for one
 
 Sums are of whole picoseconds, so that the terms are the time that has passed, exactly. What follows the last step is
@@ -42,6 +43,8 @@ class Account:
         """Until then the ranks that were held and wanted are counted."""
         self._progress_ranks = self._held_ranks = self._wanted_ranks = 0
         """Picoseconds times ranks."""
+        self._unproven = self._unproven_ranks = 0
+        """Of that progress, what is it only as long as nobody reports steps."""
         self._taken: Union[tuple[int, int, int], None] = None
         """Of an iteration that was taken over: its beginning, its end or loss, and when it was taken over."""
         self._taken_size = 0
@@ -60,9 +63,13 @@ class Account:
         until = _ps(until_s)
         if self._first is None or self._end is not None or until <= self._mark:
             return
-        self._spent[term] += until - self._mark
+        passed = until - self._mark
+        self._spent[term] += passed
         if term is Spent.PROGRESS:
-            self._progress_ranks += (until - self._mark) * self._world_size
+            self._progress_ranks += passed * self._world_size
+            if self._term is Spent.PROGRESS:
+                self._unproven += passed
+                self._unproven_ranks += passed * self._world_size
         self._mark = until
 
     def run(self, now_s: float, world_size: int, counts_now: bool) -> None:
@@ -81,6 +88,17 @@ class Account:
         """A step tells what the time before it was for, and steps will tell from now on."""
         self.settle(now_s, term)
         self._term = None
+
+    def await_step(self) -> None:
+        """Steps will tell what the time is for that has not been judged."""
+        self._term = None
+
+    def expect_steps(self) -> None:
+        """The first step of the job is known: iterations that have ended without one were getting ready."""
+        self._spent[Spent.PROGRESS] -= self._unproven
+        self._spent[Spent.RESTART] += self._unproven
+        self._progress_ranks -= self._unproven_ranks
+        self._unproven = self._unproven_ranks = 0
 
     def stop(self, now_s: float, fault_s: float) -> None:
         """The iteration is over since a fault."""

@@ -33,6 +33,12 @@ def entered_s(job: JobState, places: dict[int, Worker], now_s: float) -> float:
     return min(entered[len(entered) // 2], now_s)
 
 
+def told_step(job: JobState, adopted: Adopt) -> int:
+    """Return the last step that workers tell of the iteration that is taken over; -1: none."""
+    states = (place.state for pod in _pods(job, adopted.places) for place in pod.places.values())
+    return max((state.step for state in states if state.iteration == adopted.iteration), default=-1)
+
+
 def loss_s(job: JobState, adopted: Adopt, earliest_s: float, now_s: float) -> float | None:
     """Return when the first of the world's ranks was lost, as far as anybody knows; None: nobody knows of a loss."""
     instants, places = [], adopted.places

@@ -35,9 +35,11 @@ def note_hangs(
         if not _is_of(slot, place):
             continue
         frames = seen.stacks.get(place.local_rank)
-        if slot.step != place.incarnation.step or frames is not None:
+        # Until the worker begins the iteration that it was ordered to enter, its slot tells of the one before.
+        step = slot.step if slot.iteration >= state.iteration else -1
+        if step != place.incarnation.step or frames is not None:
             stack = place.incarnation.stack if frames is None else frames
-            place.incarnation = replace(place.incarnation, step=slot.step, stack=stack)
+            place.incarnation = replace(place.incarnation, step=step, stack=stack)
         place.checkpoint = slot.iteration, slot.checkpoint_ns
         if slot.num_windows and slot.iteration == state.iteration:
             place.pace = _pace(place, slot)

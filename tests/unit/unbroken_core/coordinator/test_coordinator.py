@@ -1102,8 +1102,9 @@ def test_ettr_counts_the_time_to_steps_that_are_reached_for_the_first_time() -> 
 def test_time_after_a_fault_is_detection_then_restart_and_waiting_while_pods_are_missing() -> None:
     bench = Bench(replace(SETTINGS, spares=0, timeouts=Timeouts(heartbeat_s=1000.0)))
     bench.run("p0", "p1")
-    bench.now_s += 10.0
-    bench.worker("p0", 0, RUNNING, step=1)
+    for step in (1, 2):
+        bench.now_s += 5.0
+        bench.worker("p0", 0, RUNNING, step=step)
     bench.now_s += 10.0
     bench.fault("p0", 0, Cause.EXCEPTION, detect_s=6.0)
     bench.step(AgentDisconnected(bench.sessions.pop("p0")))
@@ -1146,6 +1147,44 @@ def test_a_checkpoint_that_agents_tell_is_no_progress_and_does_not_outlive_its_i
     found = bench.status().time
     assert found is not None
     assert (found.checkpoint_s, found.redo_s) == (4.5, 0.0)
+
+
+def test_a_heartbeat_of_a_pod_that_has_no_rank_any_more_tells_of_another_iteration() -> None:
+    """Seen before: its last step, told once more, ended what the others did before their first one."""
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    for step in (1, 2):
+        bench.now_s += 5.0
+        bench.worker("p0", 0, RUNNING, step=step)
+    bench.worker("p0", 0, GONE, Fault(Cause.PROCESS_SIGNAL, 0, "killed"))
+    bench.all_are(READY, 0, "p1")
+    bench.all_are(RUNNING, 1, "p1", "p2")
+    assert bench.status().phase is JobPhase.RUNNING
+    bench.now_s += 20.0
+    bench.seq += 1
+    bench.step(AgentReported(bench.sessions["p0"], Heartbeat(bench.seq, 2)))
+    bench.now_s += 5.0
+    bench.worker("p1", 0, RUNNING, step=3)
+    found = bench.status().time
+    assert found is not None
+    assert (found.progress_s, found.redo_s, found.restart_s) == (15.0, 0.0, 20.0)
+
+
+def test_a_job_that_is_taken_over_goes_on_from_the_step_that_agents_tell() -> None:
+    bench = Bench(replace(SETTINGS, spares=0))
+    plan = Plan(1, 4, Role.ACTIVE, 4, "10.0.0.1", 5000, ())
+    for pod in ("p0", "p1"):
+        bench.states[pod] = [replace(state, step=500) for state in bench.workers(RUNNING, 4)]
+        ranks = tuple(RankPlan(local, local + 2 * int(pod[1]), RankReason.KEPT) for local in range(2))
+        bench.join(pod, term=1, plan=replace(plan, ranks=ranks), workers=tuple(bench.states[pod]))
+    assert bench.status().phase is JobPhase.RUNNING
+    assert bench.status().max_step == 500
+    for step in (510, 520):
+        bench.now_s += 10.0
+        bench.worker("p0", 0, RUNNING, step=step)
+    found = bench.status().time
+    assert found is not None
+    assert found.restart_s == 0.0, "it was in its steps already"
 
 
 def test_without_steps_all_running_time_counts() -> None:
