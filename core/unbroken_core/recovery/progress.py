@@ -97,8 +97,13 @@ class Progress:
         """Return when the last pod had entered the iteration that was planned then: now, where none has told."""
         return self._entered_s if self._entered_s >= planned_s else now_s
 
-    def take_over(self, entered_s: float, until_s: float, now_s: float, world_size: int) -> None:
-        """Count an iteration of another coordinator that ran from `entered_s` until `until_s`, if it is the first."""
+    def take_over(
+        self, entered_s: float, until_s: float, now_s: float, world_size: int, *, held: int = 0, wanted: int = 0
+    ) -> None:
+        """Count an iteration of another coordinator that ran from `entered_s` until `until_s`, if it is the first.
+
+        Of `world_size` ranks, while so many were held and wanted.
+        """
         if self._first_run_s is not None or entered_s >= until_s:
             return
         self._first_run_s, self._world_size = entered_s, world_size
@@ -106,7 +111,7 @@ class Progress:
         self._taken = (entered_s, until_s)
         self._gained_s += until_s - entered_s
         self._stopped_s = until_s if until_s < now_s else None
-        self.account.take_over(entered_s, until_s, now_s, world_size)
+        self.account.take_over(entered_s, until_s, now_s, world_size, held=held, wanted=wanted)
 
     def follow(self, earlier: EarlierRun, now_s: float) -> None:
         """Note what the coordinator before this one had reported."""

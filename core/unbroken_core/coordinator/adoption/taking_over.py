@@ -39,6 +39,12 @@ def told_step(job: JobState, adopted: Adopt) -> int:
     return max((state.step for state in states if state.iteration == adopted.iteration), default=-1)
 
 
+def num_held(job: JobState, adopted: Adopt) -> int:
+    """Return how many pods the job has, spares too: those that came back, and those that the operator sees."""
+    seen = {uid for uid, pod in job.cluster.pods.items() if not (pod.is_waiting or pod.is_ended)}
+    return len(seen.union(job.members.by_uid, (uid for uid, _local_rank in adopted.places.values())))
+
+
 def loss_s(job: JobState, adopted: Adopt, earliest_s: float, now_s: float) -> float | None:
     """Return when the first of the world's ranks was lost, as far as anybody knows; None: nobody knows of a loss."""
     instants, places = [], adopted.places

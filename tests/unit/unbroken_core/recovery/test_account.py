@@ -378,6 +378,18 @@ def test_spares_held_under_the_coordinator_before_are_counted_where_the_iteratio
     assert (found.progress_rank_s, found.held_rank_s, found.wanted_rank_s) == (208.0, 308.0, 208.0)
 
 
+def test_spares_and_lost_ranks_count_while_an_iteration_is_taken_over() -> None:
+    """Seen before: under `unbroken run`, a new rendezvous took all that it took over for held by who trains."""
+    progress = Progress()
+    progress.take_over(entered_s=0.0, until_s=100.0, now_s=100.0, world_size=2, held=3, wanted=4)
+    found = spent(progress, 100.0)
+    assert (found.progress_rank_s, found.held_rank_s, found.wanted_rank_s) == (200.0, 300.0, 400.0)
+    reported = TimeSpent(50.0, progress_rank_s=100.0, held_rank_s=250.0, wanted_rank_s=200.0)
+    progress.follow(EarlierRun(50.0, 50.0, 50.0, reported), 100.0)
+    found = spent(progress, 100.0)
+    assert (found.progress_rank_s, found.held_rank_s, found.wanted_rank_s) == (200.0, 250.0 + 150.0, 200.0 + 200.0)
+
+
 def test_checkpoints_under_the_coordinator_before_stay_when_the_iteration_is_older_than_its_report() -> None:
     progress = Progress()
     reported = TimeSpent(80.0, checkpoint_s=20.0, progress_rank_s=160.0, held_rank_s=200.0, wanted_rank_s=200.0)
