@@ -108,8 +108,9 @@ class Steps:
         # A rendezvous that takes an iteration over takes what was before for progress.
         if not self.is_on or coordinator is None or world.epoch or coordinator.term > 1 or not self.runs:
             return
-        spent = coordinator.progress.account.spent(world.now_s)
-        if spent is None or coordinator.progress.max_step < 0:
+        account = coordinator.progress.account
+        spent = account.spent(world.now_s)
+        if spent is None or account._taken is not None or coordinator.progress.max_step < 0:
             return
         made = max(self.highest, *(run.restored + self._num_made(run) for run in self.runs.values()))
         most_s = made * (self.step_s + DELAY_S) + self.num_runs * self.step_s / 10 + DELAY_S

@@ -174,7 +174,9 @@ class Progress:
         if self._mark_s is not None:
             return
         self._adopted = (iteration, step) if step >= 0 else (-1, -1)
-        self.max_step = max(self.max_step, step)
+        highest, self.max_step = self.max_step, max(self.max_step, step)
+        if highest < 0 <= step:
+            self._expect_steps(0.0)
 
     def stop(self, now_s: float, fault_s: float | None = None, is_hang: bool = False) -> None:
         """The iteration is over, since a fault if there was one.

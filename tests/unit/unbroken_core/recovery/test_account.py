@@ -175,6 +175,18 @@ def test_an_iteration_that_is_taken_over_after_its_first_step_does_not_load_any_
     assert (found.progress_s, found.restart_s) == pytest.approx((141.0, 10.0 + 20.0))
 
 
+def test_a_job_whose_first_step_is_learned_when_it_is_found_again_was_getting_ready_before() -> None:
+    progress = Progress()
+    progress.run(0.0, world_size=2, iteration=0)
+    progress.stop(60.0)  # out of touch
+    progress.adopt(1, 3)
+    progress.run(70.0, world_size=2, iteration=1)
+    progress.step(5, 80.0)
+    found = spent(progress, 80.0)
+    assert (found.progress_s, found.restart_s) == (10.0, 70.0)
+    assert progress.totals(80.0) == (10.0, 80.0)
+
+
 def test_a_step_that_hangs_is_detected_from_when_it_should_have_been_over() -> None:
     progress = Progress()
     progress.run(0.0, world_size=1, iteration=0)
