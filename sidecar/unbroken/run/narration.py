@@ -96,7 +96,7 @@ class Story:
         return lines if has_end else faults
 
     def end(self, status: JobStatus | None) -> list[str]:
-        """Return what is said after all else: where the time went. Quietly: only after a fault."""
+        """Return what is said before the last words: where the time went. Quietly: only after a fault."""
         return [] if self._is_quiet and not self._has_faults else account_line(status)
 
     def due_s(self, now_s: float) -> float:

@@ -111,7 +111,7 @@ class Supervisor:
                 await self._wait_for_workers()
             else:
                 await self._look_once_more()
-            for line in [*self._last_words, *self._story.end(self._status)]:
+            for line in [*self._story.end(self._status), *self._last_words]:
                 self._say(line, is_news=True)
             return code if code != 1 else self._failed_code()
         finally:

@@ -93,7 +93,7 @@ def test_account_goes_on_when_the_rendezvous_was_killed_and_is_told_at_the_end(s
             return False
         found: float = status["ran_for_s"] or 0.0
         # Iteration 0 took longer than that: who has forgotten it never gets there.
-        return status["term"] > known["term"] and found >= known["ran_for_s"] + passed_s - 1.0
+        return bool(status["term"] > known["term"] and found >= known["ran_for_s"] + passed_s - 1.0)
 
     job.wait_for(has_all, "all of the time in the account")
     assert job.complete() == 0

@@ -50,7 +50,7 @@ def test_of_a_rendezvous_under_which_nothing_ran_there_is_nothing_to_tell() -> N
     assert reports.told(1000.0) is None
 
 
-def test_the_last_line_says_where_the_time_went() -> None:
+def test_a_line_says_where_the_time_went() -> None:
     assert account_line(status(1, 100.0)) == [
         "time: progress 93.0%, redo 4.0%, detect 1.0%, restart 2.0% of 100 s; "
         "ettr 0.930, ettr_capacity 0.930, goodput_allocated 0.620"
