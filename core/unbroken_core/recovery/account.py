@@ -105,11 +105,8 @@ class Account:
 
     def stop(self, now_s: float, fault_s: float) -> None:
         """The iteration is over since a fault."""
-        if self._term is None:
-            self.settle(min(fault_s, now_s), Spent.REDO)
-            self.settle(now_s, Spent.DETECT)
-        else:
-            self.settle(now_s, self._term)
+        self.settle(min(fault_s, now_s), self._term or Spent.REDO)
+        self.settle(now_s, Spent.DETECT)
         self._term = Spent.RESTART
 
     def take_over(

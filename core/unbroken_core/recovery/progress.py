@@ -49,6 +49,10 @@ class Progress:
         self._step_s: float | None = None
         """When the last step of this iteration was made; None before its first report, or that after it was adopted."""
         self._first: _First | None = None
+        self._away: tuple[float, float] | None = None
+        """When a pod was heard last, and when that was noticed, while this coordinator is out of touch."""
+        self._goes_on = False
+        """The iteration went on meanwhile, and is being taken over again."""
         self._first_run_s: float | None = None
         self._mark_s: float | None = None
         self._gained_s = self._shown_s = 0.0
@@ -151,7 +155,10 @@ class Progress:
         return min(max(gained_s - twice_s + self._seconds(now_s), 0.0), ran_for_s), ran_for_s
 
     def run(self, now_s: float, world_size: int, iteration: int = -1) -> None:
-        """All workers are known to have entered an iteration."""
+        """All workers are known to have entered an iteration, or, after `regain`, to be in it still."""
+        goes_on, self._goes_on = self._goes_on and self._mark_s is not None, False
+        if goes_on:
+            return
         self._run_s = now_s
         if self._stall_iteration != iteration:
             self._stall_iteration, self._stall_s = iteration, 0.0
@@ -183,9 +190,12 @@ class Progress:
 
         A step that hangs is over when one would have been: until then, nobody could have known.
         """
+        if self._away is not None and fault_s is None:
+            self.give_up(now_s)
+        self._away, self._goes_on = None, False
         if self._mark_s is None:
             return
-        until_s = now_s if fault_s is None else min(fault_s, now_s)
+        until_s = now_s if fault_s is None else max(min(fault_s, now_s), self._mark_s)
         self._settle_first()
         self._judge_stall(until_s)
         if self.max_step >= 0 and self._iteration_step < 0:
@@ -194,14 +204,39 @@ class Progress:
             until_s = min(max(until_s, self._mark_s + (self._pace.step_s or 0.0)), now_s)
         self.account.stop(now_s, until_s)
         if self.max_step < 0:
-            self._gained_s += now_s - self._mark_s
-            self._unproven_s += now_s - self._mark_s
-            self._unproven_rank_s += (now_s - self._mark_s) * self._world_size
-            self._moved_s = now_s
-        else:
-            self._lost_rank_s += (now_s - self._mark_s) * self._world_size
+            # Until now all of it was shown as progress.
+            self._shown_s = max(self._shown_s, self._gained_s + now_s - self._mark_s)
+            ran_s = max(until_s - self._mark_s, 0.0)
+            self._gained_s += ran_s
+            self._unproven_s += ran_s
+            self._unproven_rank_s += ran_s * self._world_size
+            self._mark_s = self._moved_s = self._mark_s + ran_s
+        self._lost_rank_s += (now_s - self._mark_s) * self._world_size
         self._mark_s = None
         self._stopped_s = now_s
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it is for the pods to say what became of the iteration, once they are heard again."""
+        return self._away is not None or self._goes_on
+
+    def lose_touch(self, now_s: float, heard_s: float) -> None:
+        """No pod is heard any more, the last one at `heard_s`: it may train on, unseen, or not."""
+        if self._mark_s is not None:
+            self._away, self._goes_on = (min(heard_s, now_s), now_s), False
+
+    def regain(self, step: int, made_s: float) -> None:
+        """The pods are heard again, in the same iteration; the last step that they tell was made then; -1: none."""
+        if self._away is not None:
+            self._away, self._goes_on = None, True
+            self.step(step, made_s)
+
+    def give_up(self, now_s: float) -> None:
+        """The iteration is over, unseen: what came after the last word of a pod was for the detection of that."""
+        if self._away is not None:
+            (heard_s, noticed_s), self._away = self._away, None
+            self.stop(noticed_s, heard_s)
+            self.account.settle(now_s, Spent.WAITING)
 
     def end(self, now_s: float) -> None:
         """The job is over; to say so again changes nothing."""

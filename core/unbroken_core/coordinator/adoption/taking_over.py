@@ -18,9 +18,10 @@ from unbroken_core.recovery.history import FaultRecord
 
 
 def note_ages(member: Member, hello: Hello, now_s: float) -> None:
-    """Note since when a pod is in its plan's iteration, and since when that is over."""
+    """Note since when a pod is in its plan's iteration, since when that is over, and when its last step was made."""
     member.entered_at_s = now_s - hello.entered_ago_s if hello.entered_ago_s > 0 else None
     member.over_at_s = now_s - hello.over_ago_s if hello.over_ago_s > 0 else None
+    member.made_at_s = now_s - max(hello.step_ago_s, 0.0)
 
 
 def entered_s(job: JobState, places: dict[int, Worker], now_s: float) -> float:
@@ -33,10 +34,16 @@ def entered_s(job: JobState, places: dict[int, Worker], now_s: float) -> float:
     return min(entered[len(entered) // 2], now_s)
 
 
-def told_step(job: JobState, adopted: Adopt) -> int:
-    """Return the last step that workers tell of the iteration that is taken over; -1: none."""
-    states = (place.state for pod in _pods(job, adopted.places) for place in pod.places.values())
-    return max((state.step for state in states if state.iteration == adopted.iteration), default=-1)
+def told_step(job: JobState, adopted: Adopt, now_s: float) -> tuple[int, float]:
+    """Return the last step that workers tell of the iteration that is taken over, and when it was made; -1: none."""
+    told = [
+        (place.state.step, -pod.made_at_s)
+        for pod in _pods(job, adopted.places)
+        for place in pod.places.values()
+        if place.state.iteration == adopted.iteration
+    ]
+    step, minus_s = max(told, default=(-1, -now_s))
+    return step, min(-minus_s, now_s)
 
 
 def num_held(job: JobState, adopted: Adopt) -> int:

@@ -1,5 +1,6 @@
 """Where the time of a job went: each stretch is in one term, under several coordinators, too."""
 
+from collections.abc import Callable
 from dataclasses import astuple
 
 import pytest
@@ -324,8 +325,61 @@ def test_without_steps_all_running_time_is_progress_until_it_stops() -> None:
     assert spent(progress, 25.0).progress_s == 25.0
     progress.stop(40.0, fault_s=30.0)
     assert spent(progress, 50.0) == TimeSpent(
-        40.0, restart_s=10.0, progress_rank_s=40.0, held_rank_s=50.0, wanted_rank_s=50.0
+        30.0, detect_s=10.0, restart_s=10.0, progress_rank_s=30.0, held_rank_s=50.0, wanted_rank_s=50.0
     )
+    assert progress.totals(50.0) == (30.0, 50.0)
+    assert (progress.gained_s(50.0), progress.lost_rank_s(50.0)) == (40.0, 20.0), "it was shown already"
+
+
+def test_a_job_that_trained_on_while_nobody_was_heard_made_progress() -> None:
+    """Seen before: all that a rendezvous slept through was done again, by its account."""
+    progress = Progress()
+    progress.run(0.0, world_size=2, iteration=0)
+    progress.step(1, 10.0)
+    progress.step(2, 20.0)
+    progress.lose_touch(80.0, heard_s=22.0)
+    assert (progress.is_away, spent(progress, 85.0).open_s) == (True, 65.0)
+    progress.regain(8, 82.0)
+    progress.run(90.0, world_size=2, iteration=0)
+    progress.step(9, 92.0)
+    found = spent(progress, 92.0)
+    assert (progress.is_away, found.progress_s, wall_of(found)) == (False, 92.0, 92.0)
+
+
+def test_an_iteration_that_was_lost_unseen_ends_when_its_pods_say_so() -> None:
+    progress = Progress()
+    progress.run(0.0, world_size=2, iteration=0)
+    progress.step(1, 10.0)
+    progress.step(2, 20.0)
+    progress.lose_touch(80.0, heard_s=22.0)
+    progress.regain(4, 40.0)
+    progress.stop(90.0, fault_s=45.0)
+    found = spent(progress, 95.0)
+    assert (found.progress_s, found.redo_s, found.detect_s, found.restart_s) == (40.0, 5.0, 45.0, 5.0)
+
+
+@pytest.mark.parametrize("has_steps", [True, False])
+def test_of_an_iteration_that_nobody_came_back_from_counts_what_was_heard(has_steps: bool) -> None:
+    progress = Progress()
+    progress.run(0.0, world_size=2, iteration=0)
+    if has_steps:
+        progress.step(1, 10.0)
+        progress.step(2, 20.0)
+    progress.lose_touch(80.0, heard_s=22.0)
+    progress.give_up(90.0)
+    found = spent(progress, 95.0)
+    ran = (20.0, 2.0) if has_steps else (22.0, 0.0)
+    assert (found.progress_s, found.redo_s) == ran
+    assert (found.detect_s, found.waiting_s, found.restart_s) == (58.0, 10.0, 5.0)
+
+
+def test_a_job_that_ends_while_nobody_is_heard_ends_with_the_last_word() -> None:
+    progress = Progress()
+    progress.run(0.0, world_size=2, iteration=0)
+    progress.lose_touch(80.0, heard_s=22.0)
+    progress.end(90.0)
+    found = spent(progress, 95.0)
+    assert (found.progress_s, found.detect_s, found.waiting_s) == (22.0, 58.0, 10.0)
 
 
 def test_nothing_is_counted_any_more_when_the_job_is_over() -> None:
@@ -434,7 +488,9 @@ def test_what_an_earlier_release_reported_has_progress_and_restarts_only() -> No
 
 MOVES = st.lists(
     st.tuples(
-        st.sampled_from(["run", "stop", "hang", "step", "stall", "look", "follow", "take over", "adopt"]),
+        st.sampled_from(
+            ["run", "stop", "hang", "step", "stall", "look", "follow", "take over", "adopt", "away", "back", "given up"]
+        ),
         st.floats(0.0, 1e4),
         st.integers(0, 5),
         st.floats(0.0, 1e5),
@@ -445,24 +501,22 @@ MOVES = st.lists(
 
 def carry_out(progress: Progress, move: str, now_s: float, number: int, other: float) -> None:
     """Tell what happens now."""
-    match move:
-        case "run":
-            progress.run(now_s, world_size=number, iteration=number - 2)
-        case "stop" | "hang":
-            progress.stop(now_s, now_s - other, is_hang=move == "hang")
-        case "adopt":
-            progress.adopt(number - 2, number)
-        case "step":
-            progress.step(number, now_s - other * (number % 2))
-        case "stall":
-            progress.stall(number % 2 - 1, other, now_s)
-        case "look":
-            four_of_six(progress, now_s, (Spent.WAITING, Spent.RESTART)[number % 2])
-        case "follow":
-            spent = TimeSpent(other / 2, other / 8, other / 4, checkpoint_s=other / 8)
-            progress.follow(EarlierRun(other, other / 2, other, spent), now_s)
-        case "take over":
-            progress.take_over(now_s - other, now_s - other / 2, now_s, world_size=number)
+    earlier = TimeSpent(other / 2, other / 8, other / 4, checkpoint_s=other / 8)
+    deeds: dict[str, Callable[[], None]] = {
+        "run": lambda: progress.run(now_s, world_size=number, iteration=number - 2),
+        "stop": lambda: progress.stop(now_s, now_s - other),
+        "hang": lambda: progress.stop(now_s, now_s - other, is_hang=True),
+        "adopt": lambda: progress.adopt(number - 2, number),
+        "step": lambda: progress.step(number, now_s - other * (number % 2)),
+        "stall": lambda: progress.stall(number % 2 - 1, other, now_s),
+        "look": lambda: four_of_six(progress, now_s, (Spent.WAITING, Spent.RESTART)[number % 2]),
+        "follow": lambda: progress.follow(EarlierRun(other, other / 2, other, earlier), now_s),
+        "away": lambda: progress.lose_touch(now_s, now_s - other),
+        "back": lambda: progress.regain(number, now_s - other),
+        "given up": lambda: progress.give_up(now_s),
+        "take over": lambda: progress.take_over(now_s - other, now_s - other / 2, now_s, world_size=number),
+    }
+    deeds[move]()
 
 
 @given(moves=MOVES)
@@ -470,9 +524,9 @@ def test_the_terms_are_the_wall_time_whatever_happens(moves: list[tuple[str, flo
     progress, now_s, is_running = Progress(), 0.0, False
     for move, seconds, number, other in moves:
         now_s += seconds
-        if not (is_running and move in ("run", "look")):
+        if not (is_running and move in ("run", "look")) or (move == "run" and progress.is_away):
             carry_out(progress, move, now_s, number, other)
-        is_running = move == "run" or (is_running and move not in ("stop", "hang"))
+        is_running = progress._mark_s is not None
         found, (gained_s, ran_for_s) = progress.account.spent(now_s), progress.totals(now_s)
         assert (found is None) is (ran_for_s is None)
         if found is not None:
