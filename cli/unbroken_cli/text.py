@@ -5,6 +5,7 @@ from datetime import datetime
 
 from unbroken_cli.advice import MIN_FAULTS_OF_A_STORM, fault_steps, next_steps, recent_faults
 from unbroken_cli.job import FaultSummary, JobRecord, moment
+from unbroken_core.recovery.account import ratios_text, shares_text
 from unbroken_core.vocabulary.reasons import Cause
 from unbroken_core.vocabulary.unrest import STORM_S
 
@@ -235,20 +236,13 @@ def _ranks(job: JobRecord, now: datetime) -> str:
 
 
 def time_text(job: JobRecord, now: datetime) -> str:
-    """Return where the time went, and the ratios; what took less than a thousandth is left out."""
-    spent = job.time or {}
-    wall_s = sum(spent.values())
-    if wall_s <= 0:
+    """Return where the time went, and the ratios."""
+    shares = shares_text(job.time or {})
+    if not shares:
         return "none yet"
-    shares = ", ".join(f"{word} {part / wall_s:.1%}" for word, part in spent.items() if part / wall_s >= 0.0005)
-    known = ", ".join(f"{name} {value:.3f}" for name, value in (job.ratios or {}).items())
     # The operator writes it with other news, or once in half an hour.
     at = "" if not job.time_at else f", as of {age(job.time_at, now)} ({job.time_at})"
-    return f"{shares} of {_hours(wall_s)}{at}\n{known}"
-
-
-def _hours(seconds: float) -> str:
-    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds:.0f} s"
+    return f"{shares}{at}\n{ratios_text(job.ratios or {})}"
 
 
 def _fault_line(fault: FaultSummary, job: JobRecord) -> str:

@@ -175,6 +175,7 @@ class Pod:
             tuple(self._told(worker, state) for worker, state in zip(self.workers, self.states(), strict=True)),
             self.world.memory.held(self),
             checkpoint_s=self.world.stalls.told_by(self),
+            step_ago_s=self.world.steps.ago_s(self),
         )
         # Who is not in the plan now is expected there no more: only a plan that follows lets anybody enter.
         self.is_plan_new = False
@@ -193,7 +194,8 @@ class Pod:
             self.entered_s = None
             held = self.world.memory.held(self)
             stalled_s = self.world.stalls.told_by(self)
-            self.say(Report(self.seq, self.states(), self.is_leaving, ago_s, held, checkpoint_s=stalled_s))
+            word = Report(self.seq, self.states(), self.is_leaving, ago_s, held, checkpoint_s=stalled_s)
+            self.say(replace(word, step_ago_s=self.world.steps.ago_s(self)))
 
     def report_entry(self) -> None:
         """Tell that workers have entered an iteration, a moment later or with the next news."""
@@ -209,7 +211,10 @@ class Pod:
         """Say that there is nothing to say."""
         if self.is_alive and self.is_agent_up and self.is_welcome and not self.is_done:
             self.seq += 1
-            self.say(Heartbeat(self.seq, checkpoint_s=self.world.stalls.told_by(self)))
+            newest = max(worker.iteration for worker in self.workers)
+            step = max(self.world.steps.step_of(worker) for worker in self.workers if worker.iteration == newest)
+            stalled_s, ago_s = self.world.stalls.told_by(self), self.world.steps.ago_s(self)
+            self.say(Heartbeat(self.seq, step, stalled_s, step_ago_s=ago_s))
             self.world.after(self.heartbeat_interval_s, self._heartbeat_of(self.connection), "")
 
     def _heartbeat_of(self, connection: str | None) -> Callable[[], None]:
@@ -226,6 +231,8 @@ class Pod:
                 self.node if worker.phase is WorkerPhase.READY else "",
                 worker.port if worker.phase is WorkerPhase.READY else 0,
                 worker.fault or worker.unheard or worker.why_left,
+                step=(step := self.world.steps.step_of(worker)),
+                has_progress=step >= 0,
                 policy=self.world.schedule.policy if worker.phase in SPEAKING else None,
                 answer=worker.answer if worker.phase is WorkerPhase.READY else None,
                 halted=worker.halted if worker.phase is WorkerPhase.RUNNING else None,
@@ -486,6 +493,7 @@ class Pod:
 
     def _leave(self, worker: Worker) -> None:
         self.world.ledger.check_leave(self, worker)
+        self.world.left(self, worker.iteration)
         worker.phase, worker.is_waiting_to_leave = WorkerPhase.STOPPING, False
         self.report()
         incarnation = worker.incarnation

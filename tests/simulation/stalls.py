@@ -55,7 +55,8 @@ class Stalls:
         """In a run without a fault, the account has all that was told."""
         coordinator = self.world.coordinator
         spent = None if coordinator is None else coordinator.progress.account.spent(self.world.now_s)
-        is_calm = not self.world.num_faults and len(self.longest) == 1
+        # Steps are not held up here, as they would be.
+        is_calm = not self.world.num_faults and len(self.longest) == 1 and not self.world.steps.is_on
         if spent is None or not is_calm or self.world.ledger.num_recoveries or self.world.ledger.num_common:
             return
         told_s = sum(self.longest.values())

@@ -1,16 +1,18 @@
 """The invariants of restores find a broken choice: each of these breaks is seen within a few schedules."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.simulation.runner import run_seed
 from tests.simulation.schedule import make_schedule
 
-from unbroken_core.coordinator import planning
+from unbroken_core.coordinator import planning, receiving
 from unbroken_core.coordinator.memory import choosing, holders
 from unbroken_core.coordinator.memory.choosing import Choice
 from unbroken_core.coordinator.memory.table import Checkpoints
+from unbroken_core.recovery.account import Account
 from unbroken_core.recovery.progress import Progress
 
 MOST_SCHEDULES = 400
@@ -137,6 +139,46 @@ def test_a_broken_account_of_checkpoints_is_found(
     found = next((result for result in map(run_seed, range(MOST_SCHEDULES)) if result.failure), None)
     assert found is not None
     assert "checkpoint: want" in found.failure or "progress is" in found.failure, found.failure
+
+
+def count_loading_as_a_step(patch: pytest.MonkeyPatch) -> None:
+    def settle(self: Progress) -> None:
+        first, self._first = self._first, None
+        if first is not None:
+            self._count(first.at_s, first.term)
+
+    patch.setattr(Progress, "_settle_first", settle)
+
+
+def count_a_step_from_when_it_was_told(patch: pytest.MonkeyPatch) -> None:
+    plain = receiving.receive
+    patch.setattr(
+        "unbroken_core.coordinator.coordinator.receive",
+        lambda job, session, message, now_s: plain(job, session, replace(message, step_ago_s=0.0), now_s),
+    )
+
+
+def count_no_time_before_the_first_step_of_all(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Account, "expect_steps", lambda _self: None)
+    patch.setattr(Progress, "_expect_steps", lambda *_given: None)
+
+
+BREAKS_OF_STEPS = [
+    count_loading_as_a_step,
+    count_a_step_from_when_it_was_told,
+    count_no_time_before_the_first_step_of_all,
+]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("break_it", BREAKS_OF_STEPS, ids=lambda one: one.__name__)
+def test_a_broken_account_of_steps_is_found(
+    break_it: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_it(monkeypatch)
+    found = next((result for result in map(run_seed, range(MOST_SCHEDULES)) if result.failure), None)
+    assert found is not None
+    assert "steps" in found.failure, found.failure
 
 
 @pytest.mark.timeout(400)

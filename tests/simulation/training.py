@@ -48,6 +48,7 @@ class Training:
             self._go_on_all(iteration)
             return
         self.known[iteration] = self.world.now_s
+        self.world.steps.end(iteration)  # From now on steps are made here, one by one, and not told.
         ran_s = self.world.now_s - self.began_s.get(iteration, self.world.now_s)
         finished = int(ran_s / self.step_s) - 1
         for _pod, worker in self.world.entries.get(iteration, {}).values():

@@ -15,6 +15,7 @@ from tests.simulation.pod import Pod, Worker
 from tests.simulation.schedule import Ambush, FaultPlan, Schedule
 from tests.simulation.stalls import Stalls
 from tests.simulation.state_invariants import check_state
+from tests.simulation.steps import Steps
 from tests.simulation.training import Training
 
 from unbroken_core.coordinator.coordinator import Coordinator
@@ -110,6 +111,7 @@ class World:
         self.training = Training(self)
         self.memory = Memory(self)
         self.stalls = Stalls(self)
+        self.steps = Steps(self)
         self.terms: dict[int, int] = {}
         """Term of the plan with which an iteration was entered."""
         self.cordoned: set[str] = set()
@@ -152,6 +154,7 @@ class World:
                 break
         self.ledger.check_end()
         self.stalls.check_end()
+        self.steps.check_end()
 
     @property
     def is_calm(self) -> bool:
@@ -252,6 +255,7 @@ class World:
             check_state(coordinator, self.now_s, *numbers, is_thorough=self.is_thorough)
             self.memory.check_table()
         self.stalls.check()
+        self.steps.check()
         if coordinator.phase is not phase:
             self._ambush(coordinator.phase)
             status = coordinator.status(self.now_s, str)
@@ -442,6 +446,7 @@ class World:
         if len(entries) == plan.world_size:
             self.ledger.check_one_world(iteration)
             self.training.began_s[iteration] = self.now_s
+            self.steps.begin(iteration)
             for other, member in list(entries.values()):
                 if member.is_hung:
                     self.hung(other, iteration)
@@ -471,6 +476,7 @@ class World:
             self.trained_s = min(self.trained_s + self.schedule.checkpoint_s, self.schedule.work_s)
             return
         self.trained_s = self.schedule.work_s
+        self.steps.end(iteration)
         for pod, worker in self.entries[iteration].values():
             incarnation = worker.incarnation
             delay_s = self.random.uniform(0.0, self.schedule.completion_spread_s)
@@ -491,8 +497,14 @@ class World:
         peers = list(self.entries.get(iteration, {}).values())
         return peers if any(peer is pod for peer, _worker in peers) else []
 
+    def left(self, pod: Pod, iteration: int) -> None:
+        """Without one of its workers an iteration makes no step more."""
+        if self._peers(pod, iteration):
+            self.steps.end(iteration)
+
     def broke(self, culprit: Pod, iteration: int) -> None:
         """A worker left the iteration: some peers notice by an exception, the others wait in a collective."""
+        self.left(culprit, iteration)
         for pod, worker in self._peers(culprit, iteration):
             if worker.iteration != iteration or worker.phase is not WorkerPhase.RUNNING or worker.is_hung:
                 continue
@@ -505,6 +517,7 @@ class World:
 
     def hung(self, culprit: Pod, iteration: int) -> None:
         """A worker hangs: the others wait for it."""
+        self.left(culprit, iteration)
         for pod, worker in self._peers(culprit, iteration):
             if worker.iteration == iteration and worker.phase is WorkerPhase.RUNNING and not worker.is_hung:
                 self._block(pod, worker)

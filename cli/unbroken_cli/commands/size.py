@@ -93,6 +93,8 @@ def _show(arguments: argparse.Namespace) -> tuple[list[str], Any]:
 def _read_yaml(file: Path) -> Any:
     try:
         import yaml  # noqa: PLC0415 - other commands need none
+
+        from unbroken_cli.sizing.plain_yaml import read_yaml  # noqa: PLC0415 - needs it
     except ImportError as error:
         raise InputError("the package PyYAML is missing: pip install 'unbroken[size]'") from error
     try:
@@ -103,7 +105,9 @@ def _read_yaml(file: Path) -> Any:
     if len(data) > _MAX_BYTES:
         raise InputError(f"FILE {file}: want at most {_MAX_BYTES} bytes")
     try:
-        return yaml.safe_load(data.decode())
+        return read_yaml(data.decode())
+    except InputError as error:
+        raise InputError(f"FILE {file}: {error}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"FILE {file}: not YAML: {' '.join(str(error).split())[:200]}") from error
 
@@ -111,6 +115,8 @@ def _read_yaml(file: Path) -> Any:
 def _assign(value: Any, assignment: str) -> None:
     """Set one field of the input: `faults[0].rate=3`, `spares.shared=16`."""
     import yaml  # noqa: PLC0415 - it was there for the file
+
+    from unbroken_cli.sizing.plain_yaml import read_yaml  # noqa: PLC0415 - needs it
 
     path, equals, text = assignment.partition("=")
     keys = path.replace("[", ".").replace("]", "").split(".")
@@ -127,7 +133,9 @@ def _assign(value: Any, assignment: str) -> None:
             raise InputError(f"--set {path[:80]}: the input has no such field")
         if is_last:
             try:
-                place[index] = yaml.safe_load(text)
+                place[index] = read_yaml(text)
+            except InputError as error:
+                raise InputError(f"--set {path[:80]}: {error}") from error
             except (yaml.YAMLError, ValueError, RecursionError) as error:
                 raise InputError(f"--set {path[:80]}: not a value: {text[:80]!r}") from error
         else:

@@ -73,7 +73,8 @@ def start_over(job: JobState, why: str, now_s: float) -> None:
         if member.session is not None:
             job.close(member.session)
     outage = Outage(now_s, why, job.world.iteration, job.world.size)
-    job.progress.stop(now_s)
+    heard_s = max((member.heard_at_s for member in job.members.by_uid.values()), default=now_s)
+    job.progress.lose_touch(now_s, heard_s)
     job.checkpoints.forget_pods()
     job.copying.told.clear()
     job.health = HealthTable(blamed_s=job.health.blamed_s)

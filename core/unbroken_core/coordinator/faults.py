@@ -73,7 +73,7 @@ def take_fault(job: JobState, fault: FaultRecord, now_s: float, lost_s: float | 
     if again is not None and again is job.history.running:
         again.repeat(fault)
     job.history.add(fault)
-    job.progress.stop(now_s, fault.at_s)
+    job.progress.stop(now_s, fault.at_s if lost_s is None else lost_s, fault.is_hang)
     inquiry = begin_inquiry(job, now_s) if fault.is_hang else None
     job.phase = Interrupted(now_s, job.pod_clock.read(now_s), inquiry=inquiry)
     incident = job.history.running

@@ -77,7 +77,7 @@ def join(job: JobState, session: str, hello: Hello, can_halt: bool, now_s: float
     receive_health(job, member, hello.health, now_s)
     note_ages(member, hello, now_s)
     _note_stall(job, hello.workers, hello.checkpoint_s, now_s)
-    _update(job, member, hello.workers, now_s)
+    _update(job, member, hello.workers, now_s, hello.step_ago_s)
     interval_s = heartbeat_interval_s(job.settings.timeouts)
     job.send(member, Welcome(PROTOCOL, job.numbers.term, interval_s, _over(job), job.settings.copies))
     repeat_buddies(job, member)
@@ -264,7 +264,9 @@ def receive(job: JobState, session: str, message: Union[Report, Heartbeat], now_
         receive_paces(job, member, message.paces, now_s)
     if isinstance(message, Heartbeat):
         _note_stall(job, (place.state for place in member.places.values()), message.checkpoint_s, now_s)
-        job.progress.step(message.max_step, now_s)
+        newest = max((place.state.iteration for place in member.places.values()), default=-1)
+        if newest == job.world.iteration:  # Else it tells of one that is over.
+            job.progress.step(message.max_step, now_s - max(message.step_ago_s, 0.0))
         return
     if message.is_leaving and not member.is_leaving:
         member.is_leaving = True
@@ -274,7 +276,7 @@ def receive(job: JobState, session: str, message: Union[Report, Heartbeat], now_
         receive_health(job, member, message.health, now_s)
     is_entering = member.uid in job.members.not_entered
     _note_stall(job, message.workers, message.checkpoint_s, now_s)
-    _update(job, member, message.workers, now_s)
+    _update(job, member, message.workers, now_s, message.step_ago_s)
     receive_script(job, member)
     receive_exits(job, member)
     receive_fatal_lines(job, member)
@@ -287,18 +289,19 @@ def receive(job: JobState, session: str, message: Union[Report, Heartbeat], now_
     note_end(job, member)
 
 
-def _update(job: JobState, member: Member, workers: tuple[WorkerState, ...], now_s: float) -> None:
+def _update(job: JobState, member: Member, workers: tuple[WorkerState, ...], now_s: float, step_ago_s: float) -> None:
     ran_since_s = None if job.settings.is_in_process else job.world.planned_s
     job.members.update(member, workers, now_s, ran_since_s)
     iteration = job.world.iteration
-    # The last step may be told together with the hang after it: it was made before that began.
+    # The last step may be told together with the hang after it: it was made before that began. Older agents do not say
+    # when.
     hangs = (
         member.places[w.local_rank].fault_at_s
         for w in workers
         if w.fault is not None and w.fault.is_hang and w.fault.iteration == iteration and w.local_rank in member.places
     )
-    made_s = min(hangs, default=now_s)
-    job.progress.step(max((w.step for w in workers if w.iteration == iteration), default=-1), min(made_s, now_s))
+    made_s = now_s - step_ago_s if step_ago_s > 0.0 else min(min(hangs, default=now_s), now_s)
+    job.progress.step(max((w.step for w in workers if w.iteration == iteration), default=-1), made_s)
 
 
 def _note_stall(job: JobState, workers: Iterable[WorkerState], checkpoint_s: float, now_s: float) -> None:

@@ -14,7 +14,7 @@ import math
 from dataclasses import replace
 
 from unbroken_core.coordinator.adoption.previous_world import adopted_world
-from unbroken_core.coordinator.adoption.taking_over import entered_s, inherit, loss_s, with_name
+from unbroken_core.coordinator.adoption.taking_over import entered_s, inherit, loss_s, num_held, told_step, with_name
 from unbroken_core.coordinator.cluster import run_pod_clock
 from unbroken_core.coordinator.consulting import ask
 from unbroken_core.coordinator.contact import lose_overdue
@@ -185,6 +185,7 @@ def _begin_recovery(job: JobState, decision: CutPlan, now_s: float) -> None:
     outage = phase.outage if isinstance(phase, Forming) else None
     if outage is not None:
         # Nobody came back with the plan that was running.
+        job.progress.give_up(now_s)
         if job.history.running is None:
             job.history.open(outage.at_s, outage.iteration, outage.world_size)
         job.history.add(FaultRecord(Cause.HEARTBEAT_LOST, "", None, outage.at_s, detail=outage.why))
@@ -226,7 +227,15 @@ def _adopt(job: JobState, decision: Adopt, now_s: float) -> None:
     lost_s = loss_s(job, decision, ran_from_s, now_s)
     if iteration > own_iteration:  # Else it was out of touch only, and has counted what led to its own plans.
         inherit(job, decision, ran_from_s)
-    job.progress.take_over(ran_from_s, now_s if lost_s is None else lost_s, now_s, size)
+    step, made_s = told_step(job, decision, now_s)
+    if iteration == own_iteration:
+        job.progress.regain(step, made_s)
+    else:
+        job.progress.give_up(now_s)
+    job.progress.adopt(iteration, step)
+    held = num_held(job, decision) * job.rules.ranks_per_pod
+    until_s = now_s if lost_s is None else lost_s
+    job.progress.take_over(ran_from_s, until_s, now_s, size, held=held, wanted=job.rules.wanted_ranks)
     if decision.is_ending:
         job.history.close(ran_from_s)
         release_all(job, now_s)

@@ -84,6 +84,8 @@ def build_status(
 
 def note_time(job: JobState, now_s: float) -> None:
     """Tell the account what the job does now; after each event."""
+    if job.progress.is_away:
+        return
     phase = job.phase
     term = None
     if isinstance(phase, Forming) or (

@@ -188,6 +188,7 @@ BOUNDS: dict[str, Bound] = {
     "detect_s": _SECONDS,
     "entered_ago_s": _SECONDS,
     "over_ago_s": _SECONDS,
+    "step_ago_s": _SECONDS,
     "gained_s": _SECONDS,
     "ran_for_s": _SECONDS,
     "suspended_s": _SECONDS,

@@ -287,7 +287,8 @@ class Hello:
     health: Health | None = None
     """What the checks of devices and links say; None: nothing yet, or there is no watch."""
     checkpoint_s: float = 0.0
-    """As in Report."""
+    step_ago_s: float = 0.0
+    """Both as in Report."""
 
 
 @dataclass(frozen=True)
@@ -310,6 +311,8 @@ class Report:
     that stood longest. Like a step, no news by itself."""
     paces: tuple[Pace, ...] = ()
     """Of the windows that have ended since the last Report or Heartbeat; no news by itself."""
+    step_ago_s: float = 0.0
+    """Seconds since the highest step of these workers in their newest iteration was made; 0: just now, or not known."""
 
 
 @dataclass(frozen=True)
@@ -318,9 +321,11 @@ class Heartbeat:
 
     seq: int
     max_step: int = -1
+    """Of the pod's workers in their newest iteration."""
     checkpoint_s: float = 0.0
     paces: tuple[Pace, ...] = ()
-    """Both as in Report."""
+    step_ago_s: float = 0.0
+    """All three as in Report."""
 
 
 @dataclass(frozen=True)

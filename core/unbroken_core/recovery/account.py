@@ -1,8 +1,9 @@
 """Where the time of a job went, since it first ran: every picosecond is in one term, and is there once.
 
-    training ──a step that is new──> progress          stopped ──until it trains again──> restart
-             ──a step again────────> redo                      ──too few pods───────────> waiting
-             ──a fault─────────────> redo until the fault, then detect
+    training ──a step that is new──> progress          stopped ──until all are in it again──> restart
+             ──a step again────────> redo                      ──too few pods──────────────> waiting
+             ──its first step──────> restart, but for one step
+             ──a fault─────────────> redo until the fault (restart before the first step), then detect
              ──of all of that──────> checkpoint, as far as workers say that they stood still for one
 
 Sums are of whole picoseconds, so that the terms are the time that has passed, exactly. What follows the last step is
@@ -10,6 +11,7 @@ Sums are of whole picoseconds, so that the terms are the time that has passed, e
 """
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple, Union
 
 from unbroken_core.protocol.messages import TimeSpent
@@ -42,9 +44,12 @@ class Account:
         """Until then the ranks that were held and wanted are counted."""
         self._progress_ranks = self._held_ranks = self._wanted_ranks = 0
         """Picoseconds times ranks."""
+        self._unproven = self._unproven_ranks = 0
+        """Of that progress, what is it only as long as nobody reports steps."""
         self._taken: Union[tuple[int, int, int], None] = None
         """Of an iteration that was taken over: its beginning, its end or loss, and when it was taken over."""
-        self._taken_size = 0
+        self._taken_size = self._taken_held = self._taken_wanted = 0
+        """Its ranks, and those that were held and wanted meanwhile."""
         self._earlier: Union[TimeSpent, None] = None
         self._reported = self._suspended = 0
 
@@ -52,23 +57,28 @@ class Account:
         """The job runs for the first time."""
         if self._first is None:
             self._first = self._mark = self._weighed = _ps(at_s)
-            # What was taken over was held, and wanted, as the world was.
-            self._held = self._wanted = self._world_size
+            self._held, self._wanted = self._taken_held, self._taken_wanted
 
     def settle(self, until_s: float, term: Spent) -> None:
         """What has not been judged until then was for this."""
         until = _ps(until_s)
         if self._first is None or self._end is not None or until <= self._mark:
             return
-        self._spent[term] += until - self._mark
+        passed = until - self._mark
+        self._spent[term] += passed
         if term is Spent.PROGRESS:
-            self._progress_ranks += (until - self._mark) * self._world_size
+            self._progress_ranks += passed * self._world_size
+            if self._term is Spent.PROGRESS:
+                self._unproven += passed
+                self._unproven_ranks += passed * self._world_size
         self._mark = until
 
     def run(self, now_s: float, world_size: int, counts_now: bool) -> None:
         """All workers train from now on; `counts_now`: all of that is progress, as nobody will report steps."""
         self.close(now_s)
         self._world_size = world_size
+        if self._first is None:
+            self._taken_held = self._taken_wanted = world_size
         self.begin(now_s)
         self._term = Spent.PROGRESS if counts_now else None
 
@@ -82,23 +92,37 @@ class Account:
         self.settle(now_s, term)
         self._term = None
 
+    def await_step(self) -> None:
+        """Steps will tell what the time is for that has not been judged."""
+        self._term = None
+
+    def expect_steps(self) -> None:
+        """The first step of the job is known: iterations that have ended without one were getting ready."""
+        self._spent[Spent.PROGRESS] -= self._unproven
+        self._spent[Spent.RESTART] += self._unproven
+        self._progress_ranks -= self._unproven_ranks
+        self._unproven = self._unproven_ranks = 0
+
     def stop(self, now_s: float, fault_s: float) -> None:
         """The iteration is over since a fault."""
-        if self._term is None:
-            self.settle(min(fault_s, now_s), Spent.REDO)
-            self.settle(now_s, Spent.DETECT)
-        else:
-            self.settle(now_s, self._term)
+        self.settle(min(fault_s, now_s), self._term or Spent.REDO)
+        self.settle(now_s, Spent.DETECT)
         self._term = Spent.RESTART
 
-    def take_over(self, entered_s: float, until_s: float, now_s: float, world_size: int) -> None:
-        """An iteration of another coordinator trained from `entered_s` until `until_s`."""
-        self._world_size = world_size
+    def take_over(
+        self, entered_s: float, until_s: float, now_s: float, world_size: int, *, held: int = 0, wanted: int = 0
+    ) -> None:
+        """An iteration of another coordinator trained from `entered_s` until `until_s`.
+
+        `held` and `wanted` ranks, or those of the world where they are fewer: nobody else can be asked who was there.
+        """
+        self._world_size = self._taken_size = world_size
+        self._taken_held, self._taken_wanted = max(held, world_size), max(wanted, world_size)
         self.begin(entered_s)
         self.settle(until_s, Spent.PROGRESS)
         self.settle(now_s, Spent.DETECT)
         self._term = Spent.RESTART
-        self._taken, self._taken_size = (_ps(entered_s), _ps(until_s), _ps(now_s)), world_size
+        self._taken = _ps(entered_s), _ps(until_s), _ps(now_s)
 
     def look(self, now_s: float, term: Union[Spent, None], held: int, wanted: int) -> None:
         """Note what the job does now; `term` None: it trains. To be called after each event."""
@@ -175,8 +199,8 @@ class Account:
             return _Sums(
                 terms,
                 max(own.progress_ranks - stalled * self._taken_size, 0),
-                own.held_ranks + max(_ps(earlier.held_rank_s) - size, 0),
-                own.wanted_ranks + max(_ps(earlier.wanted_rank_s) - size, 0),
+                own.held_ranks - whole * self._taken_held + max(_ps(earlier.held_rank_s), size),
+                own.wanted_ranks - whole * self._taken_wanted + max(_ps(earlier.wanted_rank_s), size),
             )
         twice = max(min(until, at) - entered, 0)
         late = max(at - max(until, entered), 0)
@@ -187,12 +211,14 @@ class Account:
         terms[Spent.DETECT] -= late
         terms[Spent.SUSPENDED] += suspended
         terms[Spent.WAITING] += gap - suspended
-        cut = (twice + late) * self._taken_size
+        cut = twice + late
         return _Sums(
             terms,
             max(own.progress_ranks - twice * self._taken_size, 0) + _ps(earlier.progress_rank_s),
-            max(own.held_ranks - cut, 0) + _ps(earlier.held_rank_s),
-            max(own.wanted_ranks - cut, 0) + _ps(earlier.wanted_rank_s) + (gap - suspended) * self._wanted,
+            max(own.held_ranks - cut * self._taken_held, 0) + _ps(earlier.held_rank_s),
+            max(own.wanted_ranks - cut * self._taken_wanted, 0)
+            + _ps(earlier.wanted_rank_s)
+            + (gap - suspended) * self._wanted,
         )
 
 
@@ -219,6 +245,23 @@ def ratios(spent: TimeSpent) -> dict[str, float]:
 def terms(spent: TimeSpent) -> dict[str, float]:
     """Return seconds by word of Spent, and those that are not judged yet as `open`."""
     return {term.value: getattr(spent, field) for term, field in _FIELDS.items()} | {"open": spent.open_s}
+
+
+def shares_text(spent: Mapping[str, float]) -> str:
+    """Return the share of each term in words, of seconds by `terms`; what took less than a two-thousandth is left out.
+
+    "" where no time has passed.
+    """
+    wall_s = math.fsum(spent.values())
+    if wall_s <= 0:
+        return ""
+    shares = ", ".join(f"{word} {part / wall_s:.1%}" for word, part in spent.items() if part / wall_s >= 0.0005)
+    return f"{shares} of {wall_s / 3600:.1f} h" if wall_s >= 3600 else f"{shares} of {wall_s:.0f} s"
+
+
+def ratios_text(found: Mapping[str, float]) -> str:
+    """Return ratios, 0 to 1, by name in words."""
+    return ", ".join(f"{name} {value:.3f}" for name, value in found.items())
 
 
 def wall_of(spent: TimeSpent) -> float:

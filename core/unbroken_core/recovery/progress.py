@@ -2,23 +2,36 @@
 
 import math
 from dataclasses import replace
+from typing import NamedTuple
 
 from unbroken_core.protocol.messages import EarlierRun, TimeSpent
 from unbroken_core.recovery.account import Account, wall_of
+from unbroken_core.recovery.step_pace import StepPace
 from unbroken_core.vocabulary.reasons import Spent
 
 STEADY_RUN_S = 60.0
 """Where a script reports no steps, an iteration that ran for so long counts as progress."""
 
 
+class _First(NamedTuple):
+    """The first report of an iteration, while nobody knows yet how long a step takes."""
+
+    at_s: float
+    steps: int
+    """How many steps ended with it."""
+    term: Spent
+
+
 class Progress:
     """Effective training time ratio: seconds of first-time progress / wall seconds since the job first ran.
 
     Where the script reports steps (ping(step=)), a stretch counts when it ends with a step that the job reached for the
-    first time. It begins with the step before in the same iteration, or when all workers were known to have entered.
-    Steps that a restart repeats do not count, nor their share of a stretch that ends with a new one; neither does the
-    time between the last new step and a fault. Without steps, all running time counts. Of all these stretches, what
-    workers stood still for checkpoints does not count: the longest that one of them tells, of a whole iteration.
+    first time. It begins with the step before in the same iteration. What a worker does before its first step (it
+    builds the model, and loads its state) is a part of the restart: of the stretch from when all workers had entered to
+    the first report, only the last counts, as long as a step takes; the next report says how long that is where none
+    was known. Steps that a restart repeats do not count, nor their share of a stretch that ends with a new one; neither
+    does the time between the last new step and a fault. Without steps, all running time counts. Of all these stretches,
+    what workers stood still for checkpoints does not count: the longest that one of them tells, of a whole iteration.
 
     What does not count is lost, for each active rank of the iteration, or of the one before while none runs.
 
@@ -30,9 +43,21 @@ class Progress:
     def __init__(self) -> None:
         self.max_step = -1
         self._iteration_step = -1
+        self._adopted = (-1, -1)
+        """An iteration that was taken over, and its last step by then."""
+        self._pace = StepPace()
+        self._step_s: float | None = None
+        """When the last step of this iteration was made; None before its first report, or that after it was adopted."""
+        self._first: _First | None = None
+        self._away: tuple[float, float] | None = None
+        """When a pod was heard last, and when that was noticed, while this coordinator is out of touch."""
+        self._goes_on = False
+        """The iteration went on meanwhile, and is being taken over again."""
         self._first_run_s: float | None = None
         self._mark_s: float | None = None
         self._gained_s = self._shown_s = 0.0
+        self._unproven_s = self._unproven_rank_s = 0.0
+        """What was gained in iterations that ended before any step was reported, and that times ranks."""
         self._ended_s: float | None = None
         self._run_s: float | None = None
         self._step_before = -1
@@ -76,8 +101,13 @@ class Progress:
         """Return when the last pod had entered the iteration that was planned then: now, where none has told."""
         return self._entered_s if self._entered_s >= planned_s else now_s
 
-    def take_over(self, entered_s: float, until_s: float, now_s: float, world_size: int) -> None:
-        """Count an iteration of another coordinator that ran from `entered_s` until `until_s`, if it is the first."""
+    def take_over(
+        self, entered_s: float, until_s: float, now_s: float, world_size: int, *, held: int = 0, wanted: int = 0
+    ) -> None:
+        """Count an iteration of another coordinator that ran from `entered_s` until `until_s`, if it is the first.
+
+        Of `world_size` ranks, while so many were held and wanted.
+        """
         if self._first_run_s is not None or entered_s >= until_s:
             return
         self._first_run_s, self._world_size = entered_s, world_size
@@ -85,7 +115,7 @@ class Progress:
         self._taken = (entered_s, until_s)
         self._gained_s += until_s - entered_s
         self._stopped_s = until_s if until_s < now_s else None
-        self.account.take_over(entered_s, until_s, now_s, world_size)
+        self.account.take_over(entered_s, until_s, now_s, world_size, held=held, wanted=wanted)
 
     def follow(self, earlier: EarlierRun, now_s: float) -> None:
         """Note what the coordinator before this one had reported."""
@@ -125,7 +155,10 @@ class Progress:
         return min(max(gained_s - twice_s + self._seconds(now_s), 0.0), ran_for_s), ran_for_s
 
     def run(self, now_s: float, world_size: int, iteration: int = -1) -> None:
-        """All workers are known to have entered an iteration."""
+        """All workers are known to have entered an iteration, or, after `regain`, to be in it still."""
+        goes_on, self._goes_on = self._goes_on and self._mark_s is not None, False
+        if goes_on:
+            return
         self._run_s = now_s
         if self._stall_iteration != iteration:
             self._stall_iteration, self._stall_s = iteration, 0.0
@@ -138,22 +171,72 @@ class Progress:
         self._stopped_s = None
         self._world_size = world_size
         self._mark_s = now_s
-        self._iteration_step = -1
+        adopted, step = self._adopted
+        self._iteration_step = step if adopted == iteration else -1
+        self._step_s = self._first = None
         self.account.run(now_s, world_size, counts_now=self.max_step < 0)
 
-    def stop(self, now_s: float, fault_s: float | None = None) -> None:
-        """The iteration is over, since a fault if there was one."""
+    def adopt(self, iteration: int, step: int) -> None:
+        """Before all run: an iteration is taken over, whose workers had made this step by then; -1: none."""
+        if self._mark_s is not None:
+            return
+        self._adopted = (iteration, step) if step >= 0 else (-1, -1)
+        highest, self.max_step = self.max_step, max(self.max_step, step)
+        if highest < 0 <= step:
+            self._expect_steps(0.0)
+
+    def stop(self, now_s: float, fault_s: float | None = None, is_hang: bool = False) -> None:
+        """The iteration is over, since a fault if there was one.
+
+        A step that hangs is over when one would have been: until then, nobody could have known.
+        """
+        if self._away is not None and fault_s is None:
+            self.give_up(now_s)
+        self._away, self._goes_on = None, False
         if self._mark_s is None:
             return
-        self._judge_stall(now_s if fault_s is None else min(fault_s, now_s))
-        self.account.stop(now_s, now_s if fault_s is None else fault_s)
+        until_s = now_s if fault_s is None else max(min(fault_s, now_s), self._mark_s)
+        self._settle_first()
+        self._judge_stall(until_s)
+        if self.max_step >= 0 and self._iteration_step < 0:
+            self._count(until_s, Spent.RESTART)  # It was getting ready.
+        elif is_hang:
+            until_s = min(max(until_s, self._mark_s + (self._pace.step_s or 0.0)), now_s)
+        self.account.stop(now_s, until_s)
         if self.max_step < 0:
-            self._gained_s += now_s - self._mark_s
-            self._moved_s = now_s
-        else:
-            self._lost_rank_s += (now_s - self._mark_s) * self._world_size
+            # Until now all of it was shown as progress.
+            self._shown_s = max(self._shown_s, self._gained_s + now_s - self._mark_s)
+            ran_s = max(until_s - self._mark_s, 0.0)
+            self._gained_s += ran_s
+            self._unproven_s += ran_s
+            self._unproven_rank_s += ran_s * self._world_size
+            self._mark_s = self._moved_s = self._mark_s + ran_s
+        self._lost_rank_s += (now_s - self._mark_s) * self._world_size
         self._mark_s = None
         self._stopped_s = now_s
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it is for the pods to say what became of the iteration, once they are heard again."""
+        return self._away is not None or self._goes_on
+
+    def lose_touch(self, now_s: float, heard_s: float) -> None:
+        """No pod is heard any more, the last one at `heard_s`: it may train on, unseen, or not."""
+        if self._mark_s is not None:
+            self._away, self._goes_on = (min(heard_s, now_s), now_s), False
+
+    def regain(self, step: int, made_s: float) -> None:
+        """The pods are heard again, in the same iteration; the last step that they tell was made then; -1: none."""
+        if self._away is not None:
+            self._away, self._goes_on = None, True
+            self.step(step, made_s)
+
+    def give_up(self, now_s: float) -> None:
+        """The iteration is over, unseen: what came after the last word of a pod was for the detection of that."""
+        if self._away is not None:
+            (heard_s, noticed_s), self._away = self._away, None
+            self.stop(noticed_s, heard_s)
+            self.account.settle(now_s, Spent.WAITING)
 
     def end(self, now_s: float) -> None:
         """The job is over; to say so again changes nothing."""
@@ -197,32 +280,69 @@ class Progress:
         """A worker has reported a step that it made by `now_s`; not before what is judged already."""
         if step <= self._iteration_step:
             return  # Another worker was faster.
-        now_s = now_s if self._mark_s is None else max(now_s, self._mark_s)
         before, self._iteration_step = self._iteration_step, step
-        self._judge_stall(now_s)
-        is_first_time = step > self.max_step
-        if is_first_time and 0 <= before < self.max_step and self._mark_s is not None:
-            self._repeat((self.max_step - before) / (step - before), now_s)
-        self.max_step = max(self.max_step, step)
-        if is_first_time:
+        highest, self.max_step = self.max_step, max(self.max_step, step)
+        if self._mark_s is not None:
+            now_s = max(now_s, self._mark_s if self._step_s is None else self._step_s)
+        if highest < 0:
+            self._expect_steps(now_s)
+        if step > highest:
             self._moved_s = now_s if self._moved_s is None else max(self._moved_s, now_s)
         if self._mark_s is None:
             return
-        self.account.judge(now_s, Spent.PROGRESS if is_first_time else Spent.REDO)
-        if is_first_time:
-            self._gained_s += now_s - self._mark_s
+        if before < 0:
+            self._take_first(step, highest, now_s)
         else:
-            self._lost_rank_s += (now_s - self._mark_s) * self._world_size
-        self._mark_s = now_s
+            self._take_next(step, before, highest, now_s)
+        self._step_s = now_s
 
-    def _repeat(self, share: float, now_s: float) -> None:
-        """So much of the stretch until now was work that is done again: agents tell steps once in a while."""
-        mark_s = self._mark_s
-        if mark_s is None:
+    def _expect_steps(self, now_s: float) -> None:
+        """The first step of the job is known: until now all was shown as progress, in iterations without one, too."""
+        self._shown_s = max(self._shown_s, self._gained_s + (0.0 if self._mark_s is None else now_s - self._mark_s))
+        self._gained_s -= self._unproven_s
+        self._lost_rank_s += self._unproven_rank_s
+        self.account.expect_steps()
+
+    def _take_first(self, step: int, highest: int, now_s: float) -> None:
+        """Take the first report of an iteration: it ends what came before the first step."""
+        self._judge_stall(now_s)
+        self.account.await_step()
+        # Steps that the job had not reached were made since it entered, however late the first of them was told.
+        steps = step - highest if 0 <= highest < step else 1
+        self._first = _First(now_s, steps, Spent.PROGRESS if step > highest else Spent.REDO)
+        if self._pace.step_s is not None:
+            self._settle_first()
+
+    def _settle_first(self) -> None:
+        """Put what led to the first report into its terms: where no pace is known, nobody can say that it trained."""
+        first, self._first = self._first, None
+        if first is None or self._mark_s is None:
             return
-        until_s = mark_s + (now_s - mark_s) * share
-        self.account.judge(until_s, Spent.REDO)
-        self._lost_rank_s += (until_s - mark_s) * self._world_size
+        took_s = (self._pace.step_s or 0.0) * first.steps
+        self._count(max(self._mark_s, first.at_s - took_s), Spent.RESTART)
+        self._count(first.at_s, first.term)
+
+    def _take_next(self, step: int, before: int, highest: int, now_s: float) -> None:
+        if self._step_s is not None:
+            stalled_s = max(self._stall_s - self._judged_stall_s, 0.0)
+            self._pace.note(now_s - self._step_s - stalled_s, step - before)
+        self._settle_first()
+        self._judge_stall(now_s)
+        if before < highest < step and self._mark_s is not None:
+            # So much of it was work that is done again: agents tell steps once in a while.
+            share = (highest - before) / (step - before)
+            self._count(self._mark_s + (now_s - self._mark_s) * share, Spent.REDO)
+        self._count(now_s, Spent.PROGRESS if step > highest else Spent.REDO)
+
+    def _count(self, until_s: float, term: Spent) -> None:
+        """What is not judged until then was for this."""
+        if self._mark_s is None or until_s <= self._mark_s:
+            return
+        self.account.judge(until_s, term)
+        if term is Spent.PROGRESS:
+            self._gained_s += until_s - self._mark_s
+        else:
+            self._lost_rank_s += (until_s - self._mark_s) * self._world_size
         self._mark_s = until_s
 
     def gained_s(self, now_s: float) -> float:

@@ -98,7 +98,7 @@ class Spent(Word):
     DETECT = "detect"
     """From a fault until the coordinator knew of it."""
     RESTART = "restart"
-    """Until all workers train again."""
+    """Until all workers train again, and what their function does before its first step."""
     WAITING = "waiting"
     """... while too few pods are there."""
     SUSPENDED = "suspended"

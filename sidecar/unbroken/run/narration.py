@@ -3,6 +3,7 @@
 import re
 
 from unbroken_core.protocol.messages import JobStatus, Recovery
+from unbroken_core.recovery.account import ratios, ratios_text, shares_text, terms
 from unbroken_core.vocabulary.plurals import counted
 from unbroken_core.vocabulary.reasons import Cause, JobPhase
 
@@ -24,6 +25,14 @@ def narrate(before: JobStatus | None, after: JobStatus) -> list[str]:
     elif after.phase in (JobPhase.COMPLETE, JobPhase.FAILED) and has_moved:
         lines.append(f"{after.phase}: {after.message}")
     return lines
+
+
+def account_line(status: JobStatus | None) -> list[str]:
+    """Return the line that says where the time went; none for a job that never trained."""
+    shares = "" if status is None or status.time is None else shares_text(terms(status.time))
+    if status is None or status.time is None or not shares:
+        return []
+    return [f"time: {shares}; {ratios_text(ratios(status.time))}"]
 
 
 def exit_code(failed: JobStatus) -> int:
@@ -85,6 +94,10 @@ class Story:
             return lines if wait is None else [*lines, wait]
         has_end = status.phase is JobPhase.FAILED or (status.phase is JobPhase.COMPLETE and self._has_faults)
         return lines if has_end else faults
+
+    def end(self, status: JobStatus | None) -> list[str]:
+        """Return what is said before the last words: where the time went. Quietly: only after a fault."""
+        return [] if self._is_quiet and not self._has_faults else account_line(status)
 
     def due_s(self, now_s: float) -> float:
         """Return in how many seconds there may be something to say, if nothing changes until then."""

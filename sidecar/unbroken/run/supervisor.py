@@ -1,6 +1,7 @@
 """Keeps a run alive as kubelet and operator would: restarts agents and rendezvous, replaces pods."""
 
 import asyncio
+import contextlib
 import secrets
 import shlex
 import shutil
@@ -14,6 +15,7 @@ from unbroken.network.token import write_private
 from unbroken.run.certificates import write_certificates
 from unbroken.run.children import Child, Children
 from unbroken.run.client import StatusClient
+from unbroken.run.earlier import EarlierReports
 from unbroken.run.flags import in_flags
 from unbroken.run.loopback_block import LoopbackBlock
 from unbroken.run.narration import Story, exit_code
@@ -34,6 +36,8 @@ _STORM_S = 30.0
 _SIGNALS = 128
 """Exit codes from here on are those of a launcher that a signal has ended."""
 _LAST_REPORT_S = 2.0
+_LAST_LOOK_S = 2.0
+"""How long a run that is told to end waits for its last status."""
 _GRACE_S = 10.0
 """How long a part may take to end, beyond the termination grace."""
 
@@ -62,6 +66,8 @@ class Supervisor:
         self._num_made = 0
         self._num_replaced = 0
         self._status: JobStatus | None = None
+        self._story = Story(options.is_quiet)
+        self._earlier = EarlierReports()
         self._is_news = asyncio.Event()
         """Set when the rendezvous needs a new observation."""
         self._loop = asyncio.get_running_loop()
@@ -103,7 +109,9 @@ class Supervisor:
             code = await self._end
             if self._is_over:
                 await self._wait_for_workers()
-            for line in self._last_words:
+            else:
+                await self._look_once_more()
+            for line in [*self._story.end(self._status), *self._last_words]:
                 self._say(line, is_news=True)
             return code if code != 1 else self._failed_code()
         finally:
@@ -162,6 +170,7 @@ class Supervisor:
                 self._finish(1)
                 return
             self._say(f"rendezvous {_ending(code)}: started again")
+            self._earlier.end()
             self._is_news.set()
 
     async def _send_pods(self) -> None:
@@ -171,23 +180,25 @@ class Supervisor:
             self._is_news.clear()
             pods = {pod.uid: pod.observation for pod in self._pods if not pod.is_over}
             # The workers of a pod that is over are tied to its launcher, which has ended.
-            if not await self._client.observe(Observation(pods, is_accounted=True, counted=self._counted)):
+            earlier = self._earlier.told(time.monotonic())
+            observed = Observation(pods, is_accounted=True, earlier=earlier, counted=self._counted)
+            if not await self._client.observe(observed):
                 self._is_news.set()
                 await asyncio.sleep(_RETRY_S)
 
     async def _follow(self) -> None:
         """Show what the job does, until it is over."""
-        story = Story(self._options.is_quiet)
         while True:
-            status = await self._client.newer_status(self._status, story.due_s(time.monotonic()))
+            status = await self._client.newer_status(self._status, self._story.due_s(time.monotonic()))
             if status is None:
                 await asyncio.sleep(_RETRY_S)
                 continue
             if self._num_interrupts:
                 # What ends now is meant to end: no faults.
                 return
-            lines = story.tell(status, time.monotonic())
+            lines = self._story.tell(status, time.monotonic())
             self._status = status
+            self._earlier.note(status, time.monotonic())
             self._counted = max(
                 [self._counted, *((status.term, one.number) for one in status.recoveries if one.ended_at)]
             )
@@ -275,6 +286,11 @@ class Supervisor:
         self._num_replaced += 1
         self._say(f"{pod.name} {_ending(code)}: replaced by {self._options.settings.job}-{self._num_made}")
         self._start_pod(pod.domains, Role.SPARE)
+
+    async def _look_once_more(self) -> None:
+        """Learn where the time went until now, if the rendezvous is there."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            self._status = await asyncio.wait_for(self._client.newer_status(None), _LAST_LOOK_S) or self._status
 
     async def _is_job_over(self) -> bool:
         """Ask the rendezvous whether the job is over: pods end before the last status is read."""

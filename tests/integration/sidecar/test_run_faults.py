@@ -10,6 +10,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -69,6 +70,39 @@ def test_killed_agent_or_rendezvous_comes_back_without_an_interruption(
     before = job.wait_started(0, 2)
     kill_and_wait(job, part)
     check_uninterrupted(job, before)
+
+
+@pytest.mark.timeout(200)
+def test_account_goes_on_when_the_rendezvous_was_killed_and_is_told_at_the_end(start_job: Start) -> None:
+    """Seen before: the next rendezvous knew of no time before the iteration that it took over."""
+    job = start_job("--pods", "2", "--spares", "1", "--reconnect-timeout", "30", workload="wrapped")
+    before = job.wait_started(0, 2)
+    job.wait_for(lambda: (job.status()["ran_for_s"] or 0.0) > 3.0, "three seconds in iteration 0")
+    os.kill(before[1], signal.SIGKILL)
+    job.wait_started(1, 2)
+    job.wait_for(lambda: job.status()["phase"] == "running", "the end of the recovery")
+    known, known_at_s, victim = job.status(), time.monotonic(), job.parts("unbroken.rendezvous")[0]
+    victim.kill()
+    job.wait_for(lambda: "rendezvous was killed by SIGKILL: started again" in job.text(), "another rendezvous")
+
+    def has_all() -> bool:
+        passed_s = time.monotonic() - known_at_s
+        try:
+            status = job.status()
+        except OSError:
+            return False
+        found: float = status["ran_for_s"] or 0.0
+        # Iteration 0 took longer than that: who has forgotten it never gets there.
+        return bool(status["term"] > known["term"] and found >= known["ran_for_s"] + passed_s - 1.0)
+
+    job.wait_for(has_all, "all of the time in the account")
+    assert job.complete() == 0
+    told = re.findall(r" time: (.*) of \d+ s; ettr (\S+), ettr_capacity (\S+), goodput_allocated (\S+)\n", job.text())
+    assert len(told) == 1
+    shares = dict(share.split() for share in told[0][0].split(", "))
+    assert {"progress", "restart"} <= set(shares)
+    assert sum(float(share.removesuffix("%")) for share in shares.values()) == pytest.approx(100.0, abs=0.5)
+    assert float(told[0][3]) < float(told[0][1]), "the spare was paid for, too"
 
 
 @pytest.mark.timeout(200)

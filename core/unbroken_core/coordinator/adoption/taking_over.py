@@ -18,9 +18,10 @@ from unbroken_core.recovery.history import FaultRecord
 
 
 def note_ages(member: Member, hello: Hello, now_s: float) -> None:
-    """Note since when a pod is in its plan's iteration, and since when that is over."""
+    """Note since when a pod is in its plan's iteration, since when that is over, and when its last step was made."""
     member.entered_at_s = now_s - hello.entered_ago_s if hello.entered_ago_s > 0 else None
     member.over_at_s = now_s - hello.over_ago_s if hello.over_ago_s > 0 else None
+    member.made_at_s = now_s - max(hello.step_ago_s, 0.0)
 
 
 def entered_s(job: JobState, places: dict[int, Worker], now_s: float) -> float:
@@ -31,6 +32,24 @@ def entered_s(job: JobState, places: dict[int, Worker], now_s: float) -> float:
         # None of its pods is left: it had begun when the operator saw the first of them go.
         entered = [min((at_s for _pod, at_s in job.gone_before), default=unknown_s)]
     return min(entered[len(entered) // 2], now_s)
+
+
+def told_step(job: JobState, adopted: Adopt, now_s: float) -> tuple[int, float]:
+    """Return the last step that workers tell of the iteration that is taken over, and when it was made; -1: none."""
+    told = [
+        (place.state.step, -pod.made_at_s)
+        for pod in _pods(job, adopted.places)
+        for place in pod.places.values()
+        if place.state.iteration == adopted.iteration
+    ]
+    step, minus_s = max(told, default=(-1, -now_s))
+    return step, min(-minus_s, now_s)
+
+
+def num_held(job: JobState, adopted: Adopt) -> int:
+    """Return how many pods the job has, spares too: those that came back, and those that the operator sees."""
+    seen = {uid for uid, pod in job.cluster.pods.items() if not (pod.is_waiting or pod.is_ended)}
+    return len(seen.union(job.members.by_uid, (uid for uid, _local_rank in adopted.places.values())))
 
 
 def loss_s(job: JobState, adopted: Adopt, earliest_s: float, now_s: float) -> float | None:

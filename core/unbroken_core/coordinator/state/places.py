@@ -138,6 +138,8 @@ class Member:
     """When its workers entered the iteration of the plan that it came with; None: it does not know."""
     over_at_s: float | None = None
     """Since when its agent knows that this iteration is over; None: it is not."""
+    made_at_s: float = 0.0
+    """When the last step was made that it came with."""
 
     @property
     def out(self) -> Cause | None:

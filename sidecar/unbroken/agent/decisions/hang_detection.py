@@ -9,6 +9,7 @@ from unbroken.agent.decisions.place import LocalPlace
 from unbroken_core.pod.liveness import Evidence, ages, find_hangs
 from unbroken_core.pod.stacks import where
 from unbroken_core.pod.stamps import WorkerStamps
+from unbroken_core.protocol.bounds import MAX_SECONDS
 from unbroken_core.protocol.messages import Fault, Pace, WorkerState
 from unbroken_core.protocol.settings import Timeouts
 from unbroken_core.vocabulary.reasons import Cause, WorkerPhase
@@ -35,9 +36,13 @@ def note_hangs(
         if not _is_of(slot, place):
             continue
         frames = seen.stacks.get(place.local_rank)
-        if slot.step != place.incarnation.step or frames is not None:
+        # Until the worker begins the iteration that it was ordered to enter, its slot tells of the one before.
+        step = slot.step if slot.iteration >= state.iteration else -1
+        if step != place.incarnation.step or frames is not None:
             stack = place.incarnation.stack if frames is None else frames
-            place.incarnation = replace(place.incarnation, step=slot.step, stack=stack)
+            place.incarnation = replace(place.incarnation, step=step, stack=stack)
+        if (slot.iteration, slot.step) != place.made[:2]:
+            place.made = slot.iteration, slot.step, slot.ping_ns
         place.checkpoint = slot.iteration, slot.checkpoint_ns
         if slot.num_windows and slot.iteration == state.iteration:
             place.pace = _pace(place, slot)
@@ -67,6 +72,15 @@ def checkpoint_s(places: Sequence[LocalPlace], workers: Sequence[WorkerState]) -
     newest = max((state.iteration for state in workers), default=-1)
     found = [place.checkpoint[1] for place in places if place.checkpoint[0] == newest]
     return round(max(found, default=0) / _NS, 3)
+
+
+def step_ago_s(places: Sequence[LocalPlace], workers: Sequence[WorkerState], now_s: float) -> float:
+    """Return the seconds since the highest step of these workers' newest iteration was first made; 0.0: not known."""
+    newest = max((state.iteration for state in workers), default=-1)
+    made = [place.made for place in places if place.made[0] == newest and place.made[1] >= 0]
+    highest = max((step for _iteration, step, _ns in made), default=-1)
+    stamps = [stamp_ns for _iteration, step, stamp_ns in made if step == highest]
+    return min(round(max(now_s - min(stamps) / _NS, 0.0), 3), MAX_SECONDS) if stamps else 0.0
 
 
 def attach_patience_s(timeouts: Timeouts) -> float:

@@ -48,7 +48,13 @@ from unbroken.agent.decisions.events import (
     WorkerReported,
 )
 from unbroken.agent.decisions.fence import Contact, explain, longest_absence_s
-from unbroken.agent.decisions.hang_detection import attach_patience_s, checkpoint_s, note_absent, note_hangs
+from unbroken.agent.decisions.hang_detection import (
+    attach_patience_s,
+    checkpoint_s,
+    note_absent,
+    note_hangs,
+    step_ago_s,
+)
 from unbroken.agent.decisions.instructions import Instructions
 from unbroken.agent.decisions.keeping import Keeping
 from unbroken.agent.decisions.log_lines import LogLines
@@ -452,6 +458,7 @@ class PodMember:
     def _report(self, now_s: float) -> list[Action]:
         workers = self.workers
         self.reporter.checkpoint_s = checkpoint_s(self.places, workers)
+        self.reporter.step_ago_s = step_ago_s(self.places, workers, now_s)
         self.reporter.paces = tuple(place.pace for place in self.places if place.pace is not None)
         if self.reporter.is_hello_due:
             if not self._may_join(now_s):
@@ -477,6 +484,7 @@ class PodMember:
             memory=self.reporter.held,
             health=self.reporter.health,
             checkpoint_s=self.reporter.checkpoint_s,
+            step_ago_s=self.reporter.step_ago_s,
             entered_ago_s=self._ages.entered_ago_s(now_s),
             over_ago_s=self._ages.over_ago_s(now_s),
         )

@@ -138,7 +138,7 @@ class Orders:
         )
         if may_enter and state.phase is WorkerPhase.READY and state.iteration < plan.iteration:
             entry = _entry(plan, part, self._settings)
-            place.incarnation = replace(place.incarnation, entry=entry, activity=None)
+            place.incarnation = replace(place.incarnation, entry=entry, activity=None, step=-1)
             place.entered = -1 if self._is_in_process else plan.iteration
         return self._pass_on(place)
 

@@ -122,6 +122,8 @@ class LocalPlace:
     """Health checks that were run here last, and whether they passed: a failure stays until another process passes."""
     checkpoint: tuple[int, int] = (-1, 0)
     """An iteration, and the nanoseconds for which the worker has stood still for checkpoints in it."""
+    made: tuple[int, int, int] = (-1, -1, 0)
+    """An iteration, its newest step, and the worker's stamp (PING) of when that was made."""
     pace: Pace | None = None
     """How busy the worker was in the newest window that it told."""
     stamps: Stamps | None = None

@@ -49,7 +49,7 @@ class Reporter:
         self._held_sent: Held | None = None
         self._held_since_s: float | None = None
         """Since when there is news of it, and nothing else to say."""
-        self.checkpoint_s = 0.0
+        self.checkpoint_s = self.step_ago_s = 0.0
         """As in Report."""
         self.paces: tuple[Pace, ...] = ()
         """How busy the workers were in the newest window that each has told."""
@@ -140,7 +140,9 @@ class Reporter:
         self._seq += 1
         self._sent_s = now_s
         if not (has_news or has_held or has_health):
-            return Heartbeat(self._seq, max(worker.step for worker in workers), self.checkpoint_s, self._new_paces())
+            newest = max(worker.iteration for worker in workers)
+            highest = max(worker.step for worker in workers if worker.iteration == newest)
+            return Heartbeat(self._seq, highest, self.checkpoint_s, self._new_paces(), self.step_ago_s)
         self._sent, self._is_leaving_sent = workers, is_leaving
         self._num_entered = 0
         held = self.held if self.held != self._held_sent else None
@@ -149,8 +151,8 @@ class Reporter:
         if health is not None:
             self._health_sent, self._health_sent_s = health, now_s
         entered_ago_s = now_s - self._entered_s if num_entered else 0.0
-        paces = self._new_paces()
-        return Report(self._seq, workers, is_leaving, entered_ago_s, held, health, self.checkpoint_s, paces)
+        paces, ago_s = self._new_paces(), self.step_ago_s
+        return Report(self._seq, workers, is_leaving, entered_ago_s, held, health, self.checkpoint_s, paces, ago_s)
 
     def _new_paces(self) -> tuple[Pace, ...]:
         """Return what was not sent yet, and note it as sent."""

@@ -1,11 +1,21 @@
 """The coordinator when it was itself out of touch: cut off from all pods, or overtaken by another coordinator."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from unbroken_core.coordinator.events import Action, AgentDisconnected, Close, Observed
-from unbroken_core.protocol.messages import Finish, Interrupt, Observation, Plan, PodObservation, Refused, Respawn
+from unbroken_core.coordinator.events import Action, AgentDisconnected, Close, Observed, Tick
+from unbroken_core.protocol.messages import (
+    Fault,
+    Finish,
+    Interrupt,
+    Observation,
+    Plan,
+    PodObservation,
+    Refused,
+    Respawn,
+)
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung
 
 from .test_coordinator import GONE, READY, RUNNING, SETTINGS, Bench, ranks, sent
@@ -45,6 +55,47 @@ def test_a_rendezvous_that_was_cut_off_from_all_pods_takes_them_over_without_an_
     status = bench.status()
     assert (status.phase, status.iteration, status.recoveries) == (JobPhase.RUNNING, 0, ())
     assert sent(bench.fault("p0", 0, Cause.EXCEPTION), Interrupt)["p1"].iteration == 0
+
+
+def test_what_a_rendezvous_slept_through_is_progress_where_its_pods_trained_on() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    for step in (1, 2):
+        bench.now_s += 5.0
+        bench.worker("p0", 0, RUNNING, step=step)
+    plans = running_plans(bench, "p0", "p1", "p2")
+    bench.now_s += 120.0  # stopped by SIGSTOP
+    bench.step(Tick())
+    assert bench.status().phase is JobPhase.FORMING
+    for pod, plan in plans.items():
+        bench.now_s += 1.0
+        states = tuple(replace(state, step=20 if plan.role is Role.ACTIVE else -1) for state in bench.states[pod])
+        bench.join(pod, term=1, plan=plan, workers=states, step_ago_s=2.0)
+    assert bench.status().phase is JobPhase.RUNNING
+    spent = bench.status().time
+    assert spent is not None
+    assert (spent.progress_s, spent.open_s) == (10.0 + 120.0 - 1.0, 4.0)
+    # But for the second in which the spare had yet to come back.
+    assert spent.held_rank_s == 133.0 * 6 - 1.0 * 2
+
+
+def test_what_a_rendezvous_slept_through_is_no_progress_where_its_pods_left() -> None:
+    """Seen before: without steps, two minutes in which nobody trained were progress."""
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    plans = running_plans(bench, "p0", "p1", "p2")
+    bench.now_s += 10.0
+    for pod in ("p0", "p1", "p2"):
+        bench.report(pod)
+    bench.now_s += 120.0
+    bench.step(Tick())
+    for pod, plan in plans.items():
+        fault = Fault(Cause.HEARTBEAT_LOST, 0, "cut off from the rendezvous", 90.0) if pod != "p2" else None
+        states = tuple(replace(state, fault=fault) for state in bench.workers(READY, 0 if pod != "p2" else -1))
+        bench.join(pod, term=1, plan=plan, workers=states, entered_ago_s=130.0, over_ago_s=90.0)
+    spent = bench.status().time
+    assert spent is not None
+    assert (spent.progress_s, spent.detect_s) == (40.0, 90.0)
 
 
 def test_what_does_not_come_back_to_a_rendezvous_that_was_cut_off_is_lost() -> None:

@@ -1102,8 +1102,9 @@ def test_ettr_counts_the_time_to_steps_that_are_reached_for_the_first_time() -> 
 def test_time_after_a_fault_is_detection_then_restart_and_waiting_while_pods_are_missing() -> None:
     bench = Bench(replace(SETTINGS, spares=0, timeouts=Timeouts(heartbeat_s=1000.0)))
     bench.run("p0", "p1")
-    bench.now_s += 10.0
-    bench.worker("p0", 0, RUNNING, step=1)
+    for step in (1, 2):
+        bench.now_s += 5.0
+        bench.worker("p0", 0, RUNNING, step=step)
     bench.now_s += 10.0
     bench.fault("p0", 0, Cause.EXCEPTION, detect_s=6.0)
     bench.step(AgentDisconnected(bench.sessions.pop("p0")))
@@ -1146,6 +1147,100 @@ def test_a_checkpoint_that_agents_tell_is_no_progress_and_does_not_outlive_its_i
     found = bench.status().time
     assert found is not None
     assert (found.checkpoint_s, found.redo_s) == (4.5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "progress_s"),
+    [
+        pytest.param(0.0, 20.0, id="just now, or an older agent"),
+        pytest.param(4.5, 15.5, id="some time before the heartbeat"),
+        pytest.param(1e9, 10.0, id="before the step before it: no time is judged twice"),
+        pytest.param(-30.0, 20.0, id="in the future"),
+    ],
+)
+def test_a_step_counts_from_when_it_was_made_and_not_from_when_it_was_told(ago_s: float, progress_s: float) -> None:
+    bench = Bench(replace(SETTINGS, spares=0))
+    bench.run("p0", "p1")
+    for step in (1, 2):
+        bench.now_s += 5.0
+        bench.worker("p0", 0, RUNNING, step=step)
+    bench.now_s += 10.0
+    bench.seq += 1
+    bench.step(AgentReported(bench.sessions["p0"], Heartbeat(bench.seq, 3, step_ago_s=ago_s)))
+    found = bench.status().time
+    assert found is not None
+    assert (found.progress_s, found.open_s) == (progress_s, 20.0 - progress_s)
+
+
+def test_a_hang_is_detected_from_its_last_step_on_though_a_heartbeat_tells_of_that_step_later() -> None:
+    """Seen before: what lay between the last step and the heartbeat that told it counted as progress."""
+    bench = Bench(replace(SETTINGS, spares=0))
+    bench.run("p0", "p1")
+    for step in (1, 2):
+        bench.now_s += 5.0
+        bench.worker("p0", 0, RUNNING, step=step)
+    bench.now_s += 10.0
+    bench.seq += 1
+    bench.step(AgentReported(bench.sessions["p1"], Heartbeat(bench.seq, 3, step_ago_s=5.0)))
+    bench.now_s += 10.0
+    bench.fault("p0", 0, Cause.SOFT_TIMEOUT, detect_s=15.0, is_hang=True)
+    found = bench.status().time
+    assert found is not None
+    assert (found.progress_s, found.redo_s, found.detect_s) == (15.0, 5.0, 10.0)
+
+
+def test_a_step_that_a_pod_tells_when_it_is_back_counts_from_when_it_was_made() -> None:
+    bench = Bench(replace(SETTINGS, spares=0, timeouts=Timeouts(heartbeat_s=1000.0, reconnect_s=60.0)))
+    bench.run("p0", "p1")
+    for step in (1, 2):
+        bench.now_s += 5.0
+        bench.worker("p0", 0, RUNNING, step=step)
+    bench.step(AgentDisconnected(bench.sessions.pop("p0")))
+    bench.now_s += 20.0
+    states = tuple(replace(state, step=3) for state in bench.states["p0"])
+    plan = Plan(1, 0, Role.ACTIVE, 4, "10.0.0.1", 5000, ())
+    bench.join("p0", term=1, plan=plan, workers=states, step_ago_s=15.0)
+    found = bench.status().time
+    assert found is not None
+    assert (found.progress_s, found.open_s) == (15.0, 15.0)
+
+
+def test_a_heartbeat_of_a_pod_that_has_no_rank_any_more_tells_of_another_iteration() -> None:
+    """Seen before: its last step, told once more, ended what the others did before their first one."""
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    for step in (1, 2):
+        bench.now_s += 5.0
+        bench.worker("p0", 0, RUNNING, step=step)
+    bench.worker("p0", 0, GONE, Fault(Cause.PROCESS_SIGNAL, 0, "killed"))
+    bench.all_are(READY, 0, "p1")
+    bench.all_are(RUNNING, 1, "p1", "p2")
+    assert bench.status().phase is JobPhase.RUNNING
+    bench.now_s += 20.0
+    bench.seq += 1
+    bench.step(AgentReported(bench.sessions["p0"], Heartbeat(bench.seq, 2, step_ago_s=20.0)))
+    bench.now_s += 5.0
+    bench.worker("p1", 0, RUNNING, step=3)
+    found = bench.status().time
+    assert found is not None
+    assert (found.progress_s, found.redo_s, found.restart_s) == (15.0, 0.0, 20.0)
+
+
+def test_a_job_that_is_taken_over_goes_on_from_the_step_that_agents_tell() -> None:
+    bench = Bench(replace(SETTINGS, spares=0))
+    plan = Plan(1, 4, Role.ACTIVE, 4, "10.0.0.1", 5000, ())
+    for pod in ("p0", "p1"):
+        bench.states[pod] = [replace(state, step=500) for state in bench.workers(RUNNING, 4)]
+        ranks = tuple(RankPlan(local, local + 2 * int(pod[1]), RankReason.KEPT) for local in range(2))
+        bench.join(pod, term=1, plan=replace(plan, ranks=ranks), workers=tuple(bench.states[pod]))
+    assert bench.status().phase is JobPhase.RUNNING
+    assert bench.status().max_step == 500
+    for step in (510, 520):
+        bench.now_s += 10.0
+        bench.worker("p0", 0, RUNNING, step=step)
+    found = bench.status().time
+    assert found is not None
+    assert found.restart_s == 0.0, "it was in its steps already"
 
 
 def test_without_steps_all_running_time_counts() -> None:

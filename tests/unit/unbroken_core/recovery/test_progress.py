@@ -21,10 +21,22 @@ def test_lost_time_is_what_was_repeated_or_stood_still_times_the_ranks_that_it_c
     assert progress.lost_rank_s(25.0) == 5.0 * 8
     assert progress.lost_rank_s(30.0) == 10.0 * 8  # stands still
     progress.run(30.0, world_size=4)
-    progress.step(2, 36.0)  # again
-    progress.step(3, 40.0)
-    assert progress.lost_rank_s(40.0) == 10.0 * 8 + 6.0 * 4
-    assert progress.gained_s(40.0) == 24.0
+    progress.step(2, 46.0)  # loads for 6 s, and does it again
+    progress.step(3, 56.0)
+    assert progress.lost_rank_s(56.0) == 10.0 * 8 + 16.0 * 4
+    assert progress.gained_s(56.0) == 30.0
+
+
+def test_what_seemed_to_be_progress_before_the_first_step_is_shown_until_there_is_as_much() -> None:
+    progress = Progress()
+    progress.run(0.0, world_size=1)
+    assert progress.gained_s(50.0) == 50.0, "nobody knows that there will be steps"
+    progress.step(1, 70.0)
+    progress.step(2, 80.0)
+    assert progress.gained_s(80.0) == 70.0, "a counter never falls"
+    progress.step(9, 150.0)
+    assert progress.gained_s(150.0) == 90.0
+    assert progress.totals(150.0) == (90.0, 150.0)
 
 
 def test_without_steps_only_the_time_between_iterations_is_lost() -> None:
@@ -40,7 +52,8 @@ def test_without_steps_only_the_time_between_iterations_is_lost() -> None:
 def test_nothing_is_lost_any_more_when_the_job_is_over() -> None:
     progress = Progress()
     progress.run(0.0, world_size=2)
-    progress.step(1, 10.0)
+    progress.step(1, 5.0)
+    progress.step(2, 10.0)
     progress.stop(11.0)
     progress.end(15.0)
     assert (progress.gained_s(1000.0), progress.lost_rank_s(1000.0)) == (10.0, 10.0)
@@ -68,7 +81,9 @@ def test_both_only_rise_and_are_all_of_the_wall_time_in_the_end(moves: list[tupl
         gained_s, lost_rank_s = seen
     progress.end(now_s)
     wall_s = 0.0 if began_s is None else now_s - began_s
-    assert progress.gained_s(now_s) + progress.lost_rank_s(now_s) / 4 == pytest.approx(wall_s, abs=1e-6)
+    gained_s, ran_for_s = progress.totals(now_s)
+    assert (ran_for_s or 0.0) == pytest.approx(wall_s, abs=1e-6)
+    assert gained_s + progress.lost_rank_s(now_s) / 4 == pytest.approx(wall_s, abs=1e-6)
 
 
 def test_a_job_stands_still_from_its_last_new_step_on_whatever_it_repeats() -> None:
