@@ -1,15 +1,18 @@
 """Train a small network on handwritten digits under DistributedDataParallel, and continue through any fault.
 
-    unbroken run --pods 4 --spares 1 --ranks-per-pod 2 examples/digits.py     on this machine, without Kubernetes
-    kubectl apply -f examples/digits.yaml                                     on a cluster
+    unbroken run --pods 4 --spares 1 --ranks-per-pod 2 --memory 64Mi examples/digits.py     on this machine
+    kubectl apply -f examples/digits.yaml                                                   on a cluster
+
+It also runs in a job without memory for checkpoints, and under plain torchrun: it then loses the steps since the last
+checkpoint on the disk.
 
 Six things make a training script unbreakable; look for their numbers below:
   (1) Wrap the training function. After a fault it is called again, in the same process wherever possible.
   (2) On entry take all state from the newest checkpoint, none from globals: what ran before may have ended anywhere.
-  (3) Let a checkpoint appear whole or not at all; `atomic()` keeps a restart from cutting in between.
+  (3) Save after each step, in memory; `atomic()` keeps a restart from cutting in between a step and its checkpoint.
   (4) Report each step with `ping`, so that a hang is noticed and progress is measured.
   (5) Do slow first-time work before the wrapped function is called, so that a spare has already done it.
-  (6) Save before a planned move (a pod is deleted, a node drained), so that no step is made twice.
+  (6) Write to the disk before a planned move (a pod is deleted, a node drained), so that no step is made twice.
 """
 
 import argparse
@@ -17,8 +20,8 @@ import ctypes
 import hashlib
 import json
 import os
+import shutil
 import time
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,27 +29,36 @@ import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_saver import save as save_on_disk
 from torch.nn.parallel import DistributedDataParallel
 
-from unbroken import inprocess
+from unbroken import inprocess, memory
 
 NUM_TEST = 360
 KEPT_CHECKPOINTS = 3
 
 
-@dataclass
 class Progress:
     """What has been trained: goes into each checkpoint, so that nothing is applied twice and nothing is left out."""
 
-    steps: list[int] = field(default_factory=list)
-    """Global steps in the order in which they were applied."""
-    digest: str = ""
-    """Hash chain over the samples of all applied steps."""
+    def __init__(self) -> None:
+        self.step = 0
+        """The last step that was applied; the first one is 1."""
+        self.digest = ""
+        """Hash chain over the samples of all applied steps, in the order in which they were applied."""
 
     def apply(self, step: int, samples: Tensor) -> None:
         """Record that the model has learned from these samples."""
-        self.steps.append(step)
+        self.step = step
         self.digest = hashlib.sha256(f"{self.digest} {step} {samples.tolist()}".encode()).hexdigest()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return {"step": self.step, "digest": self.digest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back to a checkpoint."""
+        self.step, self.digest = state["step"], state["digest"]
 
 
 def samples_of(step: int, num_samples: int, batch_size: int) -> Tensor:
@@ -64,28 +76,52 @@ def load_data() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return images[NUM_TEST:], labels[NUM_TEST:], images[:NUM_TEST], labels[:NUM_TEST]
 
 
-def save_checkpoint(folder: Path, state: dict[str, Any], step: int, call: inprocess.CallWrapper) -> None:
-    """Write the state after `step` steps; (3) the file appears under its name when all of it is on the disk."""
-    temporary = folder / f".step-{step:08d}.{os.getpid()}"
-    with temporary.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    with call.atomic():
-        temporary.replace(folder / f"step-{step:08d}.pt")
-    for old in sorted(folder.glob("step-*.pt"))[:-KEPT_CHECKPOINTS]:
-        old.unlink(missing_ok=True)
+class Checkpoints:
+    """Each step in memory and each n-th on the disk, in the background; in a job without memory on the disk alone."""
 
+    def __init__(self, options: argparse.Namespace, state: dict[str, Any], device: torch.device) -> None:
+        """`state` is what is saved and loaded: objects with state_dict and load_state_dict. All ranks together."""
+        self._folder, self._every, self._state = options.checkpoints, options.save_every, state
+        # As rank 0 sees it: what follows takes all ranks, or none.
+        has_memory = torch.tensor(int(memory.is_available()), device=device)
+        dist.broadcast(has_memory, src=0)
+        self._has_memory = bool(has_memory.item())
+        self._memory = memory.Checkpointer(
+            every=1, disk=self._folder, disk_every=self._every if self._has_memory else None
+        )
+        self._written: int | None = None
+        """The last step that is known to be on the disk."""
 
-def newest_checkpoint(folder: Path, device: torch.device) -> dict[str, Any] | None:
-    """Return the newest state, or None when there is none yet. Rank 0 chooses, so that all ranks take the same one."""
-    found = sorted(folder.glob("step-*.pt"))
-    step = torch.tensor([int(found[-1].stem.removeprefix("step-")) if found else -1], device=device)
-    dist.broadcast(step, src=0)
-    if step.item() < 0:
-        return None
-    state: dict[str, Any] = torch.load(folder / f"step-{int(step.item()):08d}.pt", map_location=device)
-    return state
+    def load(self) -> None:
+        """Go back to the newest checkpoint that all ranks can read; the state stays as it is where there is none."""
+        self._written = self._memory.load(self._state)
+
+    def save(self, step: int) -> None:
+        """Save the state after a step in memory. Waits for nobody, and may be skipped."""
+        if self._has_memory:
+            self._memory.save(self._state, step)
+
+    def write_if_due(self, step: int) -> None:
+        """Write to the disk where nobody does so in the background."""
+        if not self._has_memory and step % self._every == 0:
+            self.write(step)
+
+    def write(self, step: int) -> None:
+        """Write the state after this step to the disk, and wait until it is there. All ranks, for the same step."""
+        if self._has_memory:
+            self._memory.flush(self._state, step)
+        elif step != self._written:
+            # torch writes `.metadata` last, and a folder without it is no checkpoint.
+            save_on_disk(self._state, checkpoint_id=self._folder / f"step-{step}")
+            self._written = step
+            if dist.get_rank() == 0:
+                self._remove_old()
+
+    def _remove_old(self) -> None:
+        whole = sorted(self._folder.glob("step-*/.metadata"), key=lambda path: int(path.parent.name[len("step-") :]))
+        for metadata in whole[:-KEPT_CHECKPOINTS]:
+            metadata.unlink(missing_ok=True)
+            shutil.rmtree(metadata.parent, ignore_errors=True)
 
 
 def connect() -> torch.device:
@@ -124,21 +160,13 @@ def train(
     images, labels, test_images, test_labels = (item.to(device) for item in data)
     model, optimizer = make_model(device)
     progress = Progress()
-    if state := newest_checkpoint(options.checkpoints, device):  # (2)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        progress = Progress(**state["progress"])
+    checkpoints = Checkpoints(options, {"model": model, "optimizer": optimizer, "progress": progress}, device)
+    checkpoints.load()  # (2)
     if rank == 0:
-        print(f"digits: iteration={call.iteration} world={world_size} from step={len(progress.steps)}", flush=True)
+        print(f"digits: iteration={call.iteration} world={world_size} after step={progress.step}", flush=True)
     replicas = DistributedDataParallel(model)
-
-    def save(_step: int) -> None:
-        if rank == 0:
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "progress": asdict(progress)}
-            save_checkpoint(options.checkpoints, state, len(progress.steps), call)
-
-    call.on_move(save)  # (6)
-    for step in range(len(progress.steps), options.steps):
+    call.on_move(checkpoints.write)  # (6)
+    for step in range(progress.step + 1, options.steps + 1):
         do_fault(options.control, rank)
         time.sleep(step_seconds(options.control, options.step_seconds))
         samples = samples_of(step, len(images), options.batch)
@@ -151,14 +179,17 @@ def train(
             / options.batch
         )
         loss.backward()
-        optimizer.step()
-        progress.apply(step, samples)
+        with call.atomic():  # (3)
+            optimizer.step()
+            progress.apply(step, samples)
+            checkpoints.save(step)
         call.ping(step=step)  # (4)
-        if rank == 0 and len(progress.steps) % 100 == 0:
-            print(f"digits: step={len(progress.steps)} of {options.steps} loss={loss.item():.4f}", flush=True)
-        if len(progress.steps) % options.save_every == 0 or len(progress.steps) == options.steps:
-            save(step)
+        if rank == 0 and step % 100 == 0:
+            print(f"digits: step={step} of {options.steps} loss={loss.item():.4f}", flush=True)
+        checkpoints.write_if_due(step)
 
+    with call.disable_hang_protection():  # the disk may take its time
+        checkpoints.write(progress.step)
     if rank == 0:
         with torch.no_grad():
             accuracy = (model(test_images).argmax(dim=1) == test_labels).double().mean().item()
@@ -172,12 +203,12 @@ def report(
 ) -> None:
     """Print and file the result, and whether each step was applied exactly once and in order."""
     expected = Progress()
-    for step in range(options.steps):
+    for step in range(1, options.steps + 1):
         expected.apply(step, samples_of(step, num_samples, options.batch))
     result = {
         "accuracy": accuracy,
-        "steps": len(progress.steps),
-        "steps_add_up": progress == expected,
+        "steps": progress.step,
+        "steps_add_up": progress.state_dict() == expected.state_dict(),
         "iterations": last_iteration + 1,
     }
     print(f"digits: test accuracy={accuracy:.4f} {json.dumps(result)}", flush=True)
@@ -224,7 +255,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--checkpoints", type=Path, default=Path(folder), help="folder that all ranks share")
     parser.add_argument("--steps", type=int, default=400, help="global steps to train")
     parser.add_argument("--batch", type=int, default=128, help="samples in a step, over all ranks")
-    parser.add_argument("--save-every", type=int, default=10, help="steps between two checkpoints")
+    parser.add_argument("--save-every", type=int, default=100, help="steps between two checkpoints on the disk")
     parser.add_argument("--step-seconds", type=float, default=0.0, help="draw each step out, as a larger model would")
     parser.add_argument("--control", type=Path, help="folder of control files for demonstrations")
     options = parser.parse_args()

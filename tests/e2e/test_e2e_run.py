@@ -70,14 +70,23 @@ class Run:
 
 
 @pytest.mark.timeout(300)
-def test_example_survives_an_exception_and_a_killed_worker_without_kubernetes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "memory",
+    [
+        pytest.param(["--memory", "64Mi", "--memory-replicas", "1"], id="each step in memory"),
+        pytest.param([], id="on the disk alone"),
+    ],
+)
+def test_example_survives_an_exception_and_a_killed_worker_without_kubernetes(
+    memory: list[str], tmp_path: Path
+) -> None:
     control, checkpoints = tmp_path / "control", tmp_path / "checkpoints"
     control.mkdir()
     (control / "step-seconds").write_text("0.1")
     shape = ["--pods", "2", "--spares", "1", "--ranks-per-pod", "2", "--soft-timeout", "30"]
     script = [str(ROOT / "examples" / "digits.py"), f"--checkpoints={checkpoints}", f"--control={control}"]
-    with Run(tmp_path / "output.log", *shape, *script, "--steps=300") as run:
-        run.wait("training with a spare", lambda text: "2 spare" in text and any(checkpoints.glob("step-*.pt")))
+    with Run(tmp_path / "output.log", *shape, *memory, *script, "--steps=300", "--save-every=10") as run:
+        run.wait("training with a spare", lambda text: "2 spare" in text and any(checkpoints.glob("step-*/.metadata")))
         (control / "fault").write_text("raise 3")
         run.wait("first recovery", lambda text: "recovered 1: rung in-process" in text)
         pid = worker_of(run.process.pid, "digits-1", 1)

@@ -83,6 +83,8 @@ def _command(chance: random.Random, shape: tuple[int, int, int], folder: Path) -
         "--log-dir": folder / "logs",
     }
     script = {"--checkpoints": folder / "ck", "--control": folder / "control", "--steps": STEPS, "--step-seconds": 0.03}
+    # The job has no memory for checkpoints: each fault costs the steps since the last one on the disk.
+    script["--save-every"] = 10
     return [sys.executable, "-m", "unbroken", "run", *_flat(options), str(EXAMPLE), *_flat(script)]
 
 

@@ -16,8 +16,9 @@ from unbroken_core.ranks.buddies import CopyHolder
 
 SETTLE_S = 1.0
 """Pods of a job come one by one: rings are made for those that came together."""
-_PIN_S = 0.1
-"""So often, at most, it is looked which steps are not to be overwritten: with thousands of pods that takes a while."""
+_MOST_PIN_S, _PIN_S_PER_POD = 0.1, 0.0001
+"""So often, at most, it is looked which steps are not to be overwritten: with thousands of pods that takes a while.
+With few it is looked soon, since saves are skipped until a step that was copied is protected."""
 _LOOK_S = 5.0
 """How often it is looked whether copies that pods need not keep any more are safe elsewhere."""
 
@@ -34,7 +35,7 @@ def _settle_pins(job: JobState, now_s: float) -> float:
     if copying.pins_due_s is None:
         if job.checkpoints.version == copying.pins_version or not copying.arrangement.rings:
             return math.inf
-        copying.pins_due_s = now_s + _PIN_S
+        copying.pins_due_s = now_s + min(_PIN_S_PER_POD * len(job.members.by_uid), _MOST_PIN_S)
     if now_s < copying.pins_due_s:
         return copying.pins_due_s
     copying.pins_due_s, copying.pins_version = None, job.checkpoints.version

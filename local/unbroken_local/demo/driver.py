@@ -24,6 +24,7 @@ from unbroken_local.demo.faults import (
     newest_recovery,
     record_after,
     recoveries_after,
+    steps_lost,
 )
 from unbroken_local.demo.manifest import number_of_steps, with_folder
 from unbroken_local.demo.observer import Observer
@@ -96,6 +97,8 @@ class Driver:
         self._began_s = time.monotonic()
         self._observer: Observer | None = None
         self._faults: list[tuple[FaultKind, tuple[int, int]]] = []
+        self._lost: dict[FaultKind, int | None] = {}
+        """What each fault cost, in steps."""
         self._job: Json = yaml.safe_load(places.job.read_text(encoding="utf-8"))
         self._operator = operator_service(self.cluster.env, places.output / "operator.log")
 
@@ -108,7 +111,7 @@ class Driver:
     def rows(self) -> list[Row]:
         """Each fault so far with the record of its recovery, then the recoveries that no fault of ours led to."""
         now = self.snapshot
-        rows = [Row(kind.value, record_after(now, mark)) for kind, mark in self._faults]
+        rows = [Row(kind.value, record_after(now, mark), self._lost.get(kind)) for kind, mark in self._faults]
         answered = [row.record for row in rows]
         return rows + [Row("not of our making", record) for record in now.history if record not in answered]
 
@@ -167,7 +170,11 @@ class Driver:
         after = await self._wait(f"recovery: {kind.value}", lambda now: has_recovered(now, mark), RECOVERY_LIMIT_S)
         recovery = recoveries_after(after, mark)[0]
         who = f"{', '.join(recovery.replaced_by)} took over" if recovery.replaced_by else "in the same processes"
-        self.say(f"recovered from {recovery.cause} by rung {recovery.rung}: {who}", "green")
+        self._lost[kind] = steps_lost(
+            await self._wait("what was restored", lambda now: steps_lost(now) is not None, RECORD_LIMIT_S)
+        )
+        told = f"steps lost: {self._lost[kind]}"
+        self.say(f"recovered from {recovery.cause} by rung {recovery.rung}: {who}, {told}", "green")
         if kind is FaultKind.NO_OPERATOR:
             self.say("starting the operator again")
             self._operator.start()
@@ -209,7 +216,8 @@ class Driver:
             return
         self.say(
             f"complete: test accuracy {result['accuracy']:.3f}, {result['steps']} steps, each applied exactly once, "
-            f"in {result['iterations']} iterations",
+            f"in {result['iterations']} iterations; "
+            f"steps lost: {sum(lost or 0 for lost in self._lost.values())}",
             "bold green",
         )
 

@@ -109,6 +109,16 @@ def has_recovered(snapshot: Snapshot, mark: tuple[int, int]) -> bool:
     return snapshot.is_training and bool(recoveries) and Phase.FIRST_PROGRESS.value in recoveries[-1].phase_s
 
 
+def steps_lost(snapshot: Snapshot) -> int | None:
+    """Return how many steps the job has made again since the last fault: the rendezvous' word.
+
+    None before the ranks of the iteration in force have told what they went back to, and in a job without checkpoints
+    in memory.
+    """
+    memory = None if snapshot.status is None else snapshot.status.memory
+    return None if memory is None or not memory.source else memory.steps_redone
+
+
 def deviations(kind: FaultKind, recoveries: tuple[Recovery, ...]) -> list[str]:
     """Return in which way the recoveries of one fault are not what it should lead to; empty when they are."""
     expected = EXPECTED[kind]

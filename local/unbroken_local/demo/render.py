@@ -49,6 +49,8 @@ class Row:
     fault: str
     record: Json | None
     """An item of `.status.history`; None when the operator recorded none."""
+    lost: int | None = None
+    """How many steps were made again after it; None where nobody has said so."""
 
 
 def describe_pod(pod: PodView) -> Text:
@@ -142,23 +144,25 @@ def describe_result(rows: Iterable[Row]) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, title_style="bold", padding=0)
     for title in ("fault", "cause", "rung", "took over"):
         table.add_column(title, overflow="fold")  # never cut: a user looks these words up
-    for title in (*PHASE_TITLES.values(), "all"):
+    for title in ("lost", *PHASE_TITLES.values(), "all"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(row.fault, *_record_cells(row.record))
+        table.add_row(row.fault, *_record_cells(row))
     table.caption = (
-        "seconds of each phase, from the job's .status.history; all = from the fault to the first step of every rank"
+        "lost = steps made again, as the rendezvous says; then the seconds of each phase, from .status.history; "
+        "all = from the fault to the first step of every rank"
     )
     return table
 
 
-def _record_cells(record: Json | None) -> list[str]:
+def _record_cells(row: Row) -> list[str]:
+    record, lost = row.record, "-" if row.lost is None else str(row.lost)
     if record is None:
-        return ["-"] * (4 + len(PHASE_TITLES))
+        return ["-"] * 3 + [lost] + ["-"] * (1 + len(PHASE_TITLES))
     seconds = record.get("seconds") or {}
     cells = [str(record["cause"]), str(record["rung"]), ", ".join(record.get("replacedBy") or ()) or "same process"]
     cells += [_seconds(seconds.get(phase.value)) for phase in PHASE_TITLES]
-    return [*cells, _seconds(sum(seconds.values()))]
+    return [*cells[:3], lost, *cells[3:], _seconds(sum(seconds.values()))]
 
 
 def _seconds(value: float | None) -> str:

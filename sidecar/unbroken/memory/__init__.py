@@ -6,6 +6,7 @@ memory is the keeper's (unbroken.keeper): it outlives an exception, the worker's
 
 from unbroken.memory.arena import Saved, Skipped
 from unbroken.memory.checkpointer import Checkpointer
+from unbroken.memory.place import is_available
 from unbroken.memory.storage import Reader, Writer
 
-__all__ = ["Checkpointer", "Reader", "Saved", "Skipped", "Writer"]
+__all__ = ["Checkpointer", "Reader", "Saved", "Skipped", "Writer", "is_available"]

@@ -115,7 +115,10 @@ class WorkerSlots:
             self._populating.wait()
 
     def write(self, place: WorkerInfo, step: int, shard: Shard, wait_s: float = 0.0) -> Saved | Skipped:
-        """Copy a shard into the slot that is not kept. `wait_s`: how long it waits for one that is still read."""
+        """Copy a shard into the slot that is not kept.
+
+        `wait_s`: how long it waits for one that is still read; not 0 where all ranks save this very step.
+        """
         if not self._lock.acquire(timeout=_BUSY_S):
             reason = f"another save of this process has not ended within {_BUSY_S:g} s"
             return self._skipped(step, reason, "busy")
@@ -125,7 +128,7 @@ class WorkerSlots:
             if problem:
                 result: Saved | Skipped = self._skipped(step, problem, "no room")
             else:
-                result = self._write(place, step, shard, began_s + wait_s)
+                result = self._write(place, step, shard, began_s + wait_s, is_demanded=wait_s > 0)
             if isinstance(result, Saved):
                 self.client.tell(Measured(Measure.SAVED, seconds=time.monotonic() - began_s))
             return result
@@ -145,7 +148,9 @@ class WorkerSlots:
         self._slots = []
         self.client.close()
 
-    def _write(self, place: WorkerInfo, step: int, shard: Shard, until_s: float) -> Saved | Skipped:
+    def _write(
+        self, place: WorkerInfo, step: int, shard: Shard, until_s: float, *, is_demanded: bool
+    ) -> Saved | Skipped:
         iteration = (place.iteration, place.term)
 
         def may_go_on() -> bool:
@@ -154,7 +159,9 @@ class WorkerSlots:
         if not may_go_on():
             return self._skipped(step, "another iteration of the job has begun", "next iteration")
         before, self._last_step = self._last_step, step
-        while (index := self._locked(step, step - before)) is None and time.monotonic() < until_s and may_go_on():
+        # All ranks come to have what is demanded: no rounder step has to stay until they have that one.
+        distance = 0 if is_demanded else max(step - before, 1)
+        while (index := self._locked(step, distance)) is None and time.monotonic() < until_s and may_go_on():
             time.sleep(_LOOK_S)
         if index is None:
             return self._skipped(
@@ -222,7 +229,7 @@ class WorkerSlots:
         self.client.tell(Written(disk))
 
     def _locked(self, step: int, distance: int) -> int | None:
-        """Return which slot the next save goes into, locked; None for none. `distance`: steps since the last one.
+        """Return which slot the next save goes into, locked; None for none. `distance`: as in may_replace.
 
         Never the newest, unless the other one is pinned: that one all ranks can go back to.
         """
@@ -235,7 +242,7 @@ class WorkerSlots:
                 return index
             slot.unlock()
             pinned, newest = _order(slot.head), _order(self._slots[1 - index].head)
-            if pinned < (0, 0, 0) or not may_replace(newest[2], step, max(distance, 1)):
+            if pinned < (0, 0, 0) or not may_replace(newest[2], step, distance):
                 break  # Void, and the keeper is about to let it go; or the newest is to be copied.
         return None
 

@@ -200,6 +200,8 @@ class Checkpointer:
                 for name, value in chosen.values.items():
                     if not hasattr(state[name], "load_state_dict"):
                         state[name] = value
+                # First: who unmaps a file last that the keeper has given up waits until its pages are free.
+                restoration.close()
                 _tell_keeper(arena, restoration.load(LoadSource.MEMORY, chosen.moment))
                 return "memory", chosen.moment.step
         finally:

@@ -10,7 +10,10 @@ LONGEST = 8
 
 
 def may_replace(present: int, step: int, distance: int) -> bool:
-    """Return whether a checkpoint of `step` may overwrite the one that is present, with saves so many steps apart."""
+    """Return whether a checkpoint of `step` may overwrite the one that is present, with saves so many steps apart.
+
+    `distance` 0: always, for a step that all ranks are told to save.
+    """
     return _roundness(step) >= _roundness(present) or step - present >= LONGEST * distance or step <= present
 
 

@@ -33,6 +33,11 @@ class WorkerInfo:
     """What the coordinator says all ranks go back to; None: it has not said."""
 
 
+def is_available() -> bool:
+    """Return whether this process belongs to a job with memory for checkpoints; without it, all saves are skipped."""
+    return read_place().folder is not None
+
+
 def read_place(environment: Mapping[str, str] | None = None) -> WorkerInfo:
     """Return the place that wrapper, launcher or agent have exported; a lone process without them."""
     source = os.environ if environment is None else environment

@@ -59,7 +59,8 @@ def test_a_pod_that_takes_over_restores_the_very_bits_of_a_lost_one(
     assert step == 4
     assert_is(state, 4)
     # What was fetched is given back, and what comes after it is copied in turn.
-    assert list((spare.root / "spare" / "fetched").iterdir()) == []
+    fetched = spare.root / "spare" / "fetched"
+    wait_until(lambda: not list(fetched.iterdir()), "memory that is given back")
     holder.tell(owners=("owner", "spare"))
     spare.tell(holder)
     save(monkeypatch, spare, 5, iteration=1)

@@ -1,7 +1,9 @@
 """Real slots, a real folder and all who take part, in one process: no keeper's, and none that writes beside it."""
 
+import fcntl
 import os
 import socket
+import struct
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,15 +16,17 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from unbroken.keeper.arena import Arena
 from unbroken.keeper.config import KeeperConfig
 from unbroken.keeper.counting import Counting
+from unbroken.keeper.digests import read_slot_head
 from unbroken.keeper.server import Keeper
 from unbroken.keeper.telling import Telling
-from unbroken.memory import Checkpointer, arena, checkpointer
+from unbroken.memory import Checkpointer, Saved, Skipped, arena, checkpointer
 from unbroken.memory.background import handover, news
 from unbroken.memory.background.orders import WriteOrder
 from unbroken.memory.background.writer import DiskWriter
 from unbroken.memory.disk import steps_on_disk
 from unbroken.memory.place import WorkerInfo
 from unbroken_core.pod.memory_messages import Find, Sealed
+from unbroken_core.pod.memory_slots import PIN_LOCK
 from unbroken_core.vocabulary.checkpoints import OnDisk
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
@@ -122,3 +126,26 @@ def test_a_state_that_is_flushed_is_read_by_plain_torch_and_known_to_the_keeper(
     assert pod.keeper._telling.held().disk == OnDisk(1, 0, 100, 9, 1)
     load(found, checkpoint_id=disk / "step-9")
     assert torch.equal(found["w"], state["w"])
+
+
+def _step_in(slot: Path) -> int:
+    head = read_slot_head(slot)
+    return -1 if head is None else head.moment.step
+
+
+def test_a_step_that_is_demanded_takes_the_place_of_a_rounder_one_beside_what_is_protected(
+    pod: Pod, tmp_path: Path
+) -> None:
+    """Else a rank with 8 would wait for ever: the others, which have not saved 8, wait for all to have 9."""
+    state: dict[str, Any] = {"w": torch.arange(5000.0)}
+    checkpoints = Checkpointer(disk=tmp_path / "disk", disk_every=100)
+    assert checkpoints.load(state) is None
+    assert isinstance(checkpoints.save(state, 7), Saved)
+    (slot,) = (path for path in pod.arena.own_slots() if _step_in(path) == 7)
+    with slot.open("rb") as pinned:
+        fcntl.fcntl(pinned, fcntl.F_OFD_SETLK, struct.pack(PIN_LOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0))
+        assert isinstance(checkpoints.save(state, 8), Saved)
+        assert isinstance(checkpoints.save(state, 9), Skipped), "8 is what other ranks may still come to have"
+        assert checkpoints.flush(state, 9, timeout_s=60)
+        assert _step_in(slot) == 7
+    assert steps_on_disk(tmp_path / "disk") == [9]

@@ -9,6 +9,7 @@ import yaml
 from rich.console import Console, RenderableType
 
 from unbroken_core.protocol.messages import JobStatus, PodStatus, Recovery
+from unbroken_core.vocabulary.checkpoints import MemoryStatus
 from unbroken_core.vocabulary.errors import InputError
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
 from unbroken_local.demo import faults, manifest, render, verdict
@@ -187,16 +188,42 @@ def test_live_view_shows_ranks_spares_and_what_happens() -> None:
     assert "  12.0 s  a pod is deleted" in text
 
 
-def test_closing_table_shows_rung_replacement_and_seconds_of_each_phase() -> None:
+@pytest.mark.parametrize(
+    ("memory", "expected"),
+    [
+        pytest.param(None, None, id="a job without checkpoints in memory"),
+        pytest.param(MemoryStatus(120, steps_redone=3), None, id="ranks have not told what they went back to"),
+        pytest.param(MemoryStatus(120, restored_step=117, steps_redone=3, source="memory"), 3, id="from the memory"),
+        pytest.param(MemoryStatus(-1, steps_redone=121, source="nothing"), 121, id="from the first step"),
+        pytest.param(MemoryStatus(120, restored_step=120, source="memory"), 0, id="none"),
+    ],
+)
+def test_steps_lost_are_those_that_the_rendezvous_says_were_made_again(
+    memory: MemoryStatus | None, expected: int | None
+) -> None:
+    assert faults.steps_lost(Snapshot()) is None
+    assert faults.steps_lost(Snapshot(status=replace(status(), memory=memory))) == expected
+
+
+@pytest.mark.parametrize(("lost", "cell"), [(None, "-"), (0, "0"), (12, "12")])
+def test_closing_table_shows_steps_lost_also_where_the_operator_has_recorded_nothing(
+    lost: int | None, cell: str
+) -> None:
+    text = shown(render.describe_result([render.Row("node goes down", None, lost)]))
+    cells = next(line for line in text.splitlines() if "node goes down" in line).split()
+    assert cells[3:] == ["-", "-", "-", cell, "-", "-", "-", "-", "-", "-"]
+
+
+def test_closing_table_shows_rung_replacement_steps_lost_and_seconds_of_each_phase() -> None:
     record = {
         "cause": "pod-lost",
         "rung": "pod",
         "replacedBy": ["digits-4"],
         "seconds": {"detect": 0.01, "stop": 0.2, "plan": 0.003, "enter": 0.1},
     }
-    text = shown(render.describe_result([render.Row("node goes down", record)]))
+    text = shown(render.describe_result([render.Row("node goes down", record, 2)]))
     cells = next(line for line in text.splitlines() if "node goes down" in line).split()
-    assert cells[-9:] == ["pod-lost", "pod", "digits-4", "0.01", "0.20", "0.00", "0.10", "-", "0.31"]
+    assert cells[-10:] == ["pod-lost", "pod", "digits-4", "2", "0.01", "0.20", "0.00", "0.10", "-", "0.31"]
 
 
 @pytest.mark.parametrize(

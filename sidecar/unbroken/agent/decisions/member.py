@@ -109,7 +109,8 @@ class PodMember:
         self.instructions = Instructions(memory.term, memory.interrupted, memory.plan)
         self.orders = Orders(settings, self.places, self.instructions)
         self.reporter = Reporter(
-            now_s + (0.0 if memory.plan is None else _ADOPTION_SHARE * settings.timeouts.reconnect_s)
+            now_s + (0.0 if memory.plan is None else _ADOPTION_SHARE * settings.timeouts.reconnect_s),
+            settings.replicas + settings.spares,
         )
         self._memory = memory
         self._planned = memory.planned

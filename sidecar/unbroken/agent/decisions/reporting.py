@@ -18,17 +18,29 @@ _GATHER_S = 0.05
 that workers were ordered to enter waits until they have formed their groups, which needs all cores."""
 
 
-_HELD_GATHER_S = 0.5
-"""The same for what the memory holds: a script may save many times a second."""
+_HELD_GATHER_S = 0.01
+"""The same for what the memory holds: workers of a pod save at the same time."""
+_HELD_PAUSES_S = (0.05, 0.5)
+"""At least so long passes between two reports for the memory alone, in a small and in a large job: a script may save
+many times a second. Until a step is reported as copied, saves that would overwrite it are skipped."""
+_HELD_REPORTS_PER_S = 2000
+"""At most so many come to a rendezvous in between, from all pods together."""
 _HEALTH_GATHER_S = 0.2
 """At least so long passes between two reports for findings alone: the first is told at once."""
+
+
+def held_pause_s(num_pods: int) -> float:
+    """Return how long passes at least between two reports of a pod for its memory alone."""
+    least_s, most_s = _HELD_PAUSES_S
+    return min(max(num_pods / _HELD_REPORTS_PER_S, least_s), most_s)
 
 
 class Reporter:
     """All times are monotonic seconds of one clock."""
 
-    def __init__(self, join_by_s: float) -> None:
-        """`join_by_s` is when Hello is due at the latest, once there is a connection."""
+    def __init__(self, join_by_s: float, num_pods: int = 1) -> None:
+        """`join_by_s` is when Hello is due at the latest, once there is a connection. `num_pods`: of the job."""
+        self._held_pause_s = held_pause_s(num_pods)
         self.join_by_s = join_by_s
         self.is_connected = False
         self.is_accepted = False
@@ -49,6 +61,8 @@ class Reporter:
         self._held_sent: Held | None = None
         self._held_since_s: float | None = None
         """Since when there is news of it, and nothing else to say."""
+        self._held_sent_s = -self._held_pause_s
+        """When it was told last."""
         self.checkpoint_s = self.step_ago_s = 0.0
         """As in Report."""
         self.paces: tuple[Pace, ...] = ()
@@ -96,7 +110,7 @@ class Reporter:
             if self._pending_since_s is not None:
                 due.append(self._pending_since_s + _GATHER_S)
             if self._held_since_s is not None:
-                due.append(self._held_since_s + _HELD_GATHER_S)
+                due.append(self._held_due_s(self._held_since_s))
             if self._has_health_news:
                 due.append(self._health_sent_s + _HEALTH_GATHER_S)
         if self.is_hello_due:
@@ -146,6 +160,8 @@ class Reporter:
         self._sent, self._is_leaving_sent = workers, is_leaving
         self._num_entered = 0
         held = self.held if self.held != self._held_sent else None
+        if held is not None:
+            self._held_sent_s = now_s
         self._held_sent, self._held_since_s = self.held, None
         health = self.health if self._has_health_news else None
         if health is not None:
@@ -171,7 +187,10 @@ class Reporter:
             return False
         if self._held_since_s is None:
             self._held_since_s = now_s
-        return now_s >= self._held_since_s + _HELD_GATHER_S
+        return now_s >= self._held_due_s(self._held_since_s)
+
+    def _held_due_s(self, since_s: float) -> float:
+        return max(since_s + _HELD_GATHER_S, self._held_sent_s + self._held_pause_s)
 
     def _may_wait(self, workers: tuple[WorkerState, ...], is_waited_for: bool) -> bool:
         """Return whether workers only did what others of this pod are about to do as well.

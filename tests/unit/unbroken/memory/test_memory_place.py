@@ -3,6 +3,7 @@
 import pytest
 
 from unbroken import restored_to
+from unbroken.memory import is_available
 from unbroken.memory.place import read_place
 from unbroken_core.protocol import wire
 from unbroken_core.vocabulary.checkpoints import Candidate, Restore
@@ -24,6 +25,25 @@ def test_wrapper_tells_the_process_it_is_in(told: restored_to.Told) -> None:
     told.restore = NEW
     assert read_place().restore == NEW
     assert read_place({}).restore is None
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        pytest.param({}, False, id="a process of no job"),
+        pytest.param({"UNBROKEN_DIR": "/run/pod"}, False, id="a job without memory"),
+        pytest.param({"UNBROKEN_DIR": "/run/pod", "UNBROKEN_MEMORY_LIMIT": "1000"}, True, id="a job with memory"),
+        pytest.param({"UNBROKEN_POD_FOLDER": "/run/pod", "UNBROKEN_MEMORY": "1Mi"}, True, id="standalone"),
+    ],
+)
+def test_process_knows_whether_its_job_has_memory_for_checkpoints(
+    monkeypatch: pytest.MonkeyPatch, values: dict[str, str], expected: bool
+) -> None:
+    for name in ("UNBROKEN_DIR", "UNBROKEN_POD_FOLDER", "UNBROKEN_MEMORY_LIMIT", "UNBROKEN_MEMORY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    assert is_available() is expected
 
 
 @pytest.mark.parametrize(
