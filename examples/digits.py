@@ -165,7 +165,12 @@ def train(
     if rank == 0:
         print(f"digits: iteration={call.iteration} world={world_size} after step={progress.step}", flush=True)
     replicas = DistributedDataParallel(model)
-    call.on_move(checkpoints.write)  # (6)
+
+    def write(step: int) -> None:
+        with call.disable_hang_protection():  # the disk may take its time
+            checkpoints.write(step)
+
+    call.on_move(write)  # (6)
     for step in range(progress.step + 1, options.steps + 1):
         do_fault(options.control, rank)
         time.sleep(step_seconds(options.control, options.step_seconds))
@@ -188,8 +193,7 @@ def train(
             print(f"digits: step={step} of {options.steps} loss={loss.item():.4f}", flush=True)
         checkpoints.write_if_due(step)
 
-    with call.disable_hang_protection():  # the disk may take its time
-        checkpoints.write(progress.step)
+    write(progress.step)
     if rank == 0:
         with torch.no_grad():
             accuracy = (model(test_images).argmax(dim=1) == test_labels).double().mean().item()
