@@ -8,7 +8,7 @@ import yaml
 
 from unbroken_core.vocabulary.errors import InputError
 
-_NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
+_NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+")
 """As in YAML 1.2 and JSON; PyYAML reads YAML 1.1, in which a number with an exponent needs a point and a sign."""
 _MAX_SHOWN = 40
 

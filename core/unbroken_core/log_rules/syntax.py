@@ -57,6 +57,7 @@ class Repeat:
 
 
 Node = Union[Bytes, Chain, Either, Repeat]
+_EMPTY: Final = Chain(())
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,10 @@ class _Parser:
         while self._peek() not in ("", "|", ")"):
             if self._peek() == "$" and self._depth == 0:
                 break
-            parts.append(self._repeated(self._atom()))
+            part = self._repeated(self._atom())
+            # Empty texts, repeated within each other, would cost without end, and have no byte that is counted.
+            if size(part):
+                parts.append(part)
         return parts[0] if len(parts) == 1 else Chain(tuple(parts))
 
     def _repeated(self, node: Node) -> Node:
@@ -162,7 +166,7 @@ class _Parser:
         if self._repetition() != (1, 1) or self._text[begin : begin + 1] == "+":
             self._at = begin
             self._refuse("want one repetition, and a group around what is repeated twice,")
-        return Repeat(node, low, high)
+        return Repeat(node, low, high) if size(node) else _EMPTY
 
     def _repetition(self) -> tuple[int, int | None]:
         """Read one; (1, 1) where there is none."""
@@ -197,7 +201,11 @@ class _Parser:
         if character in "^$":
             self._at = begin
             self._refuse(_ANCHORS)
-        encoded = character.encode(errors="surrogateescape")
+        try:
+            encoded = character.encode(errors="surrogateescape")
+        except UnicodeEncodeError:
+            self._at = begin
+            self._refuse("want characters of UTF-8")
         nodes = tuple(Bytes(self._fold(1 << byte)) for byte in encoded)
         return nodes[0] if len(nodes) == 1 else Chain(nodes)
 
@@ -220,7 +228,10 @@ class _Parser:
             self._refuse("want a ) for this (")
         self._at += 1
         self._depth -= 1
-        return options[0] if len(options) == 1 else Either(tuple(options))
+        filled = [option for option in options if size(option)]
+        if len(filled) < len(options):
+            filled.append(_EMPTY)  # One of them says as much as many.
+        return filled[0] if len(filled) == 1 else Either(tuple(filled))
 
     def _class(self) -> int:
         begin = self._at - 1

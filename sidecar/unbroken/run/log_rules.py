@@ -72,4 +72,7 @@ def _seconds(item: dict[str, Any], name: str, where: str) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InputError(f"{where}.{name}: want seconds, got {str(value)[:80]!r}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise InputError(f"{where}.{name}: want seconds, got {len(str(value))} digits") from None

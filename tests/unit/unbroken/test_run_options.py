@@ -277,6 +277,8 @@ def test_log_rules_are_those_of_a_spec_in_a_file_or_in_place(tmp_path: Path) -> 
         (json.dumps([{**RULES[1], "ranks": []}]), "--log-rules\\[0\\].ranks: want one of .*, got"),
         (json.dumps([{**RULES[0], "recurringSeconds": True}]), "--log-rules\\[0\\].recurringSeconds: want seconds"),
         (json.dumps([{**RULES[0], "recurringSeconds": 0}]), "health.logRules\\[0\\].recurringSeconds: want 1 to"),
+        (json.dumps([{**RULES[0], "recurringSeconds": 10**400}]), "--log-rules.*: want seconds, got 401 digits"),
+        (json.dumps([{**RULES[1], "pattern": "\ud800"}]), "health.logRules\\[0\\].pattern: want characters of UTF-8"),
         (json.dumps([{**RULES[1], "pattern": "(a"}]), "health.logRules\\[0\\].pattern: want a \\) for this"),
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from unbroken_core.log_rules.checking import rule_violations
 from unbroken_core.log_rules.matcher import MAX_CELLS, Matcher
 from unbroken_core.log_rules.rules import MAX_PATTERN, MAX_RULES, LogRule, LogVerdict
-from unbroken_core.log_rules.syntax import MAX_POSITIONS, PatternError
+from unbroken_core.log_rules.syntax import MAX_POSITIONS, Node, PatternError
 
 ATOMS = ("a", "b", "1", "é", ".", "[ab]", "[^a]", "[a-c1]", r"\d", r"\w", r"\S", r"\.", r"\x62")
 REPEATS = ("*", "+", "?", "{2}", "{1,3}", "{2,}", "{0,2}", "*?", "+?")
@@ -87,6 +87,7 @@ def test_a_text_that_each_match_has_is_known(pattern: str, required: bytes) -> N
         ("(a{100}){100}", f"want at most {MAX_POSITIONS} bytes once repetitions are written out, got 10000"),
         ("((a{200}){200}){200}", f"want at most {MAX_POSITIONS} bytes"),
         ("(" * 20 + ")" * 20, "want at most 16 groups within each other"),
+        ("a\ud800", "want characters of UTF-8, .* at character 2"),
     ],
 )
 def test_what_is_no_pattern_is_refused_with_what_was_wanted_and_where(pattern: str, said: str) -> None:
@@ -118,11 +119,57 @@ def test_a_pattern_that_explodes_elsewhere_takes_one_step_for_each_byte(
     assert sum(map(len, matcher._rows.values())) <= MAX_CELLS
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "((((){99}){99}){99})",
+        "(" * 5 + "()" + "{256})" * 5,
+        "(" * 5 + "(|)" + "{256})" * 5 + "x",
+        "(" * 8 + "(?:)" + "{256}|)" * 8,
+        "(a" + "|" * 200 + "){256}",
+        "((a|" + "()" * 100 + "){2}){128}",
+    ],
+)
+def test_empty_texts_however_often_repeated_cost_nothing(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted, not timed: parts of an automaton that are built."""
+    built = 0
+    build = Matcher._build
+
+    def count(self: Matcher, node: Node) -> tuple[bool, int, int]:
+        nonlocal built
+        built += 1
+        assert built < 10 * MAX_POSITIONS
+        return build(self, node)
+
+    monkeypatch.setattr(Matcher, "_build", count)
+    assert Matcher(pattern).matches(b"x")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "yes", "no"),
+    [("^a(){3}b$", b"ab", b"aab"), ("^(|a|){2}$", b"aa", b"aaa"), ("^(a||b)c", b"c", b"dc"), ("^()$", b"", b"a")],
+)
+def test_empty_texts_match_as_they_should(pattern: str, yes: bytes, no: bytes) -> None:
+    matcher = Matcher(pattern)
+    assert (matcher.matches(yes), matcher.matches(no)) == (True, False)
+
+
 def test_states_that_were_thrown_away_are_made_again() -> None:
     matcher = Matcher("([ab]*a[ab]{100})c")
     lines = [bytes(ord("ab"[(i * i + seed) % 11 % 2]) for i in range(2000)) for seed in range(5)]
     assert not any(matcher.matches(line) for line in lines)
     assert all(matcher.matches(line + b"a" + b"b" * 100 + b"c") for line in lines)
+
+
+def test_admission_builds_no_automaton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator asks for each plan of a job, between those of all others."""
+
+    def build(self: Matcher, node: Node) -> tuple[bool, int, int]:
+        raise AssertionError("an automaton is built")
+
+    monkeypatch.setattr(Matcher, "_build", build)
+    rules = [LogRule(f"r{number}", "[^x]{256}", LogVerdict.SLOW) for number in range(MAX_RULES)]
+    assert list(rule_violations(rules)) == []
 
 
 def test_each_fault_of_a_list_of_rules_is_said_with_its_field() -> None:
