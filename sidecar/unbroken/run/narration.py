@@ -4,6 +4,8 @@ import re
 
 from unbroken_core.protocol.messages import JobStatus, Recovery
 from unbroken_core.recovery.account import ratios, ratios_text, shares_text, terms
+from unbroken_core.recovery.health import finding_text
+from unbroken_core.vocabulary.findings import LOG_LINES, STRAGGLERS, Verdict
 from unbroken_core.vocabulary.plurals import counted
 from unbroken_core.vocabulary.reasons import Cause, JobPhase
 
@@ -12,6 +14,8 @@ _FIRST_WORD_S = 1.0
 _EACH_S = 10.0
 _LONG_S = 30.0
 _SHORTEST_S = 0.05
+_MAX_FINDINGS = 5
+"""New ones that one status tells: a fleet may have thousands."""
 
 
 def narrate(before: JobStatus | None, after: JobStatus) -> list[str]:
@@ -24,7 +28,7 @@ def narrate(before: JobStatus | None, after: JobStatus) -> list[str]:
         lines.append(f"training: iteration {after.iteration}, {counted(after.world_size, 'rank')}{spares}{lost}")
     elif after.phase in (JobPhase.COMPLETE, JobPhase.FAILED) and has_moved:
         lines.append(f"{after.phase}: {after.message}")
-    return lines
+    return [*lines, *_findings(before, after)]
 
 
 def account_line(status: JobStatus | None) -> list[str]:
@@ -117,6 +121,24 @@ def _recoveries(before: JobStatus | None, after: JobStatus) -> list[str]:
         if recovery.ended_at and (old is None or not old.ended_at):
             lines.append(_recovered(recovery))
     return lines
+
+
+def _findings(before: JobStatus | None, after: JobStatus) -> list[str]:
+    """Return what is wrong now and was not before: of watches, of slow ranks, of log rules."""
+    known = {(pod, check, entity) for pod, check, entity, _text in _found(before)}
+    new = [(pod, text) for pod, check, entity, text in _found(after) if (pod, check, entity) not in known]
+    more = [f"and {counted(len(new) - _MAX_FINDINGS, 'more finding')}"] if len(new) > _MAX_FINDINGS else []
+    return [f"found in {pod}: {text}" for pod, text in new[:_MAX_FINDINGS]] + more
+
+
+def _found(status: JobStatus | None) -> list[tuple[str, str, str, str]]:
+    """Return pod, check, entity and words of what people should know; what is only degraded comes and goes."""
+    found = () if status is None or status.health is None else status.health.findings
+    return [
+        (each.pod, each.finding.check, each.finding.entity, finding_text(each.finding))
+        for each in found
+        if each.finding.check in (LOG_LINES, STRAGGLERS) or each.finding.verdict in (Verdict.FATAL, Verdict.SUSPECT)
+    ]
 
 
 def _culprit(recovery: Recovery) -> tuple[Cause, int | None, str, str]:

@@ -13,10 +13,28 @@ from unbroken.run.flags import in_flags
 from unbroken.run.narration import LongWaits, Story, exit_code, narrate
 from unbroken.run.options import read_options
 from unbroken_core.log_rules.rules import LogRanks, LogRule, LogVerdict
-from unbroken_core.protocol.messages import PROTOCOL, JobStatus, Recovery
+from unbroken_core.protocol.messages import PROTOCOL, HealthStatus, JobStatus, PodFinding, Recovery
 from unbroken_core.protocol.settings import DEFAULT_RUNGS, RungBudget
 from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.findings import LOG_LINES, Finding, Verdict
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, Rung
+
+
+def test_what_is_found_wrong_is_told_once_while_it_lasts_and_in_bounds() -> None:
+    def seen(*entities: str) -> JobStatus:
+        text = "rank 1: a line matches: retrying"
+        slow = [Finding(LOG_LINES, each, Verdict.DEGRADED, message=text) for each in entities]
+        slow.append(Finding("memory", "", Verdict.DEGRADED))
+        found = tuple(PodFinding("j-1", "n", each) for each in slow)
+        return replace(STATUS, health=HealthStatus(1, found, len(found)))
+
+    said = "found in j-1: log rule storage: rank 1: a line matches: retrying"
+    assert narrate(STATUS, seen("storage")) == [said]
+    assert narrate(seen("storage"), seen("storage")) == []
+    assert narrate(seen("storage"), seen("loss", "storage")) == [said.replace("storage", "loss")]
+    assert narrate(seen("storage"), STATUS) == []
+    many = narrate(STATUS, seen(*(f"r{number}" for number in range(64))))
+    assert (len(many), many[-1]) == (6, "and 59 more findings")
 
 
 def test_script_becomes_a_job_of_its_name() -> None:
