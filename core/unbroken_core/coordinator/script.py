@@ -11,7 +11,7 @@ from unbroken_core.coordinator.state.phases import OVER, Forming
 from unbroken_core.coordinator.state.places import Member, WorkerPlace
 from unbroken_core.log_rules.rules import LogVerdict
 from unbroken_core.protocol.bounds import MAX_DETAIL
-from unbroken_core.protocol.messages import Policy
+from unbroken_core.protocol.messages import Interrupt, Policy
 from unbroken_core.ranks.rules import Rules
 from unbroken_core.vocabulary.errors import InputError
 from unbroken_core.vocabulary.layers import Layer
@@ -58,6 +58,12 @@ def receive_fatal_lines(job: JobState, member: Member) -> None:
         if fault is not None and fault.cause is Cause.LOG_RULE and fault.rule in fatal:
             rank = member.ranks.get(local_rank)
             who = _who(member, place) if rank is None else f"rank {rank} ({member.pod})"
+            if job.phase.kind is JobPhase.RUNNING:
+                # Else ranks would go on until their launchers' grace is over, and might save what they should not.
+                stop = Interrupt(
+                    job.numbers.term, job.world.iteration, fault.cause, rank, member.pod, fault.detail[:MAX_DETAIL]
+                )
+                job.broadcast(stop)
             finish(job, JobPhase.FAILED, Reason.FATAL_LINE, f"{who}: {fault.detail[:MAX_DETAIL]}")
             return
 

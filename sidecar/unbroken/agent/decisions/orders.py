@@ -70,9 +70,13 @@ class Orders:
 
         Without `is_accepted` no worker enters: the others may be in another iteration by now.
         """
-        if self._instructions.finish is not None:
-            return self._finish(self._instructions.finish, has_launcher)
         actions: list[Action] = []
+        if self._instructions.finish is not None:
+            if self._is_in_process and self._instructions.finish.outcome is JobPhase.FAILED:
+                # Who was interrupted at the same moment leaves now, and not only when the launcher's grace is over.
+                for place, state in zip(self._places, workers, strict=True):
+                    actions += self._guide(place, state, now_s)
+            return [*actions, *self._finish(self._instructions.finish, has_launcher)]
         for place, state in zip(self._places, workers, strict=True):
             if self._is_in_process:
                 actions += self._guide(place, state, now_s)

@@ -6,7 +6,7 @@ import pytest
 
 from unbroken_core.coordinator.events import Action, AgentReported
 from unbroken_core.log_rules.rules import LogRule, LogVerdict
-from unbroken_core.protocol.messages import Activity, Fault, Finish, Report
+from unbroken_core.protocol.messages import Activity, Fault, Finish, Interrupt, Report
 from unbroken_core.protocol.settings import HealthMode, JobSettings
 from unbroken_core.vocabulary.findings import LOG_LINES, Finding, Health, Verdict
 from unbroken_core.vocabulary.reasons import Cause, Doing, JobPhase, Reason, WorkerPhase
@@ -35,8 +35,14 @@ def find(
 def test_a_line_that_stops_the_job_ends_it_with_the_rule_and_the_line(phase: WorkerPhase) -> None:
     bench = Bench(WITH_RULES)
     bench.run("p0", "p1", "p2")
-    finishes = sent(find(bench, "p1", "end", phase), Finish)
-    assert set(finishes) == {"p0", "p1", "p2"}
+    iteration = bench.status().iteration
+    actions = find(bench, "p1", "end", phase)
+    assert set(sent(actions, Finish)) == {"p0", "p1", "p2"}
+    stops = sent(actions, Interrupt)
+    assert set(stops) == {"p0", "p1", "p2"}, "no rank trains on until its launcher ends it"
+    assert {(stop.iteration, stop.cause, stop.rank, stop.pod) for stop in stops.values()} == {
+        (iteration, Cause.LOG_RULE, 2, "p1")
+    }
     status = bench.status()
     assert (status.phase, status.reason, status.recoveries) == (JobPhase.FAILED, Reason.FATAL_LINE, ())
     assert status.message.startswith("rank 2 (p1): log rule end: a line matches: step ")
