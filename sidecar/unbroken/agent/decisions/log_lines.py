@@ -47,6 +47,7 @@ class LogLines:
     def __init__(self, rules: Sequence[LogRule], earlier_iteration: int) -> None:
         """`earlier_iteration`: workers may be in it since before this agent was started; -1: in none."""
         self._rules = sorted(rules, key=lambda rule: _ORDER.index(rule.verdict))
+        self._stops = {rule.name for rule in rules if rule.verdict is LogVerdict.FATAL_STOP}
         self._earlier = earlier_iteration
         self._entries: dict[int, _Entry] = {}
         self._marks: dict[tuple[int, int, str], LineMark] = {}
@@ -184,7 +185,7 @@ class LogLines:
         detail = f"log rule {rule.name}: {text}"
         fault = Fault(cause, state.iteration, detail, max(age_s, 0.0), is_hang=is_hang, rule=rule.name)
         if rule.verdict is LogVerdict.FATAL_STOP:
-            if incarnation.found is None or incarnation.found.cause is not Cause.LOG_RULE:
+            if incarnation.found is None or incarnation.found.rule not in self._stops:
                 place.incarnation = replace(incarnation, found=fault)
         elif incarnation.found is None and state.fault is None:
             place.incarnation = replace(incarnation, found=fault)

@@ -107,6 +107,13 @@ def test_a_stop_outdoes_a_hang_that_was_found_before() -> None:
     assert pod.take(104.0, pod.mark("end", 103.0))[0].rule == "end"
 
 
+def test_a_stop_outdoes_a_restart_that_was_found_before_and_the_first_stop_stays() -> None:
+    pod = Pod(LogRule("again", "x", RESTART), LogRule("end", "y", STOP), LogRule("other", "z", STOP))
+    assert pod.take(103.0, pod.mark("again", 102.0))[0].rule == "again"
+    assert pod.take(103.3, pod.mark("end", 103.2))[0].rule == "end"
+    assert pod.take(104.0, pod.mark("other", 103.9), pod.mark("again", 103.9))[0].rule == "end"
+
+
 def test_spares_and_rules_that_nobody_gave_say_nothing() -> None:
     pod = Pod(LogRule("end", "y", STOP), ranks=(0, None))
     assert pod.take(103.0, pod.mark("end", 102.0, 1), pod.mark("other", 102.0), pod.mark("end", 102.0, 7)) == {}
