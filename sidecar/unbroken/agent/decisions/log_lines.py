@@ -185,6 +185,7 @@ class LogLines:
         detail = f"log rule {rule.name}: {text}"
         fault = Fault(cause, state.iteration, detail, max(age_s, 0.0), is_hang=is_hang, rule=rule.name)
         if rule.verdict is LogVerdict.FATAL_STOP:
+            place.stop = place.stop or fault
             if incarnation.found is None or incarnation.found.rule not in self._stops:
                 place.incarnation = replace(incarnation, found=fault)
         elif incarnation.found is None and state.fault is None:

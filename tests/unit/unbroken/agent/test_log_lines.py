@@ -7,22 +7,29 @@ import pytest
 from unbroken.agent.adapters.metrics import PodCollector, log_families
 from unbroken.agent.decisions.events import (
     AgentMemory,
+    Connected,
+    Disconnected,
     LauncherAttached,
     LauncherReported,
     LinesReported,
     SendToLauncher,
+    SendToRendezvous,
     Ticked,
     WatchReported,
+    WorkerReported,
 )
 from unbroken.agent.decisions.log_lines import SLOW_S, LogLines
 from unbroken.agent.decisions.member import PodMember
 from unbroken.agent.decisions.place import LocalPlace
 from unbroken_core.log_rules.rules import LogRanks, LogRule, LogVerdict
-from unbroken_core.pod.pod_messages import Follow, LineMark, Lines, Processes, ProcessState, Spawn
-from unbroken_core.protocol.messages import PROTOCOL, Fault, Halted, Hello, RankPlan, WorkerState
+from unbroken_core.pod.pod_messages import Follow, LineMark, Lines, Processes, ProcessState, Spawn, WorkerReport
+from unbroken_core.protocol.messages import PROTOCOL, Fault, Finish, Halted, Hello, RankPlan, WorkerState
 from unbroken_core.protocol.settings import JobSettings
 from unbroken_core.vocabulary.findings import LOG_LINES, Finding, Health, Verdict
-from unbroken_core.vocabulary.reasons import Cause, RankReason, WorkerPhase
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, RankReason, Reason, WorkerPhase
+
+from .test_member import IN_PROCESS, processes, ready, running
+from .test_member import Pod as WholePod
 
 HANG, SLOW, RESTART, STOP = LogVerdict.HANG, LogVerdict.SLOW, LogVerdict.FATAL_RESTART, LogVerdict.FATAL_STOP
 
@@ -258,3 +265,28 @@ def test_what_is_slow_is_told_beside_what_the_watch_has_found_or_alone() -> None
     assert pod.reporter.health == Health((slow, fine), 3)
     pod.take(Ticked(), 2.0 + SLOW_S)
     assert pod.reporter.health == Health((fine,), 3)
+
+
+@pytest.mark.parametrize(
+    "next_event", [WorkerReported(1, 0, ready(1, 0)), LauncherReported(processes(running(0), running(1, 1)))]
+)
+def test_what_stops_the_job_is_told_until_it_has_ended_whatever_the_worker_or_its_successor_says(
+    next_event: WorkerReported | LauncherReported,
+) -> None:
+    pod = WholePod(replace(IN_PROCESS, log_rules=(LogRule("end", "x", STOP),)))
+    pod.run()
+    pod.step(Disconnected())
+    pod.step(LinesReported(Lines(pod.now_s, (LineMark(1, 0, "end", pod.now_s, 1, "words"),))))
+    pod.step(next_event)
+    (hello,) = (action.message for action in pod.step(Connected()) if isinstance(action, SendToRendezvous))
+    assert isinstance(hello, Hello)
+    told = [None if worker.fault is None else (worker.fault.rule, worker.fault.iteration) for worker in hello.workers]
+    assert told == [None, ("end", 0)]
+    number = pod.member.places[1].incarnation.number
+    newer = Fault(Cause.EXCEPTION, 1, "ValueError: x")
+    pod.step(WorkerReported(1, number, WorkerReport(WorkerPhase.STOPPING, 1, fault=newer)))
+    assert pod.member.workers[1].fault == newer, "a rendezvous that gave out another iteration knows no such rule"
+    pod.step(WorkerReported(1, number, ready(1, 1)))
+    assert pod.member.workers[1].fault is not None
+    pod.hear(Finish(1, JobPhase.FAILED, Reason.FATAL_LINE, "over"))
+    assert pod.member.workers[1].fault is None
