@@ -205,6 +205,38 @@ def test_what_is_slow_is_told_for_ten_minutes_or_until_the_line_comes() -> None:
     assert [*pod.lines.findings] == []
 
 
+@pytest.mark.parametrize("change", ["it is a spare", "it has left", "another iteration", "another process"])
+def test_a_line_is_missing_no_longer_than_the_worker_is_in_the_iteration_in_which_it_was(change: str) -> None:
+    pod = Pod(LogRule("io", "x", SLOW), LogRule("first", "y", SLOW, within_s=10.0))
+    pod.take(120.0, pod.mark("io", 119.0))
+    assert [finding.entity for finding in pod.lines.findings] == ["io", "first"]
+    assert not pod.lines.note_entries(pod.places, pod.workers, 121.0)
+    place, state = pod.places[0], pod.workers[0]
+    if change == "it is a spare":
+        place.incarnation = replace(place.incarnation, part=RankPlan(0, None, RankReason.FIRST))
+    elif change == "it has left":
+        pod.workers[0] = replace(state, phase=WorkerPhase.READY)
+    elif change == "another iteration":
+        pod.workers[0] = replace(state, iteration=5)
+    else:
+        place.incarnation = replace(place.incarnation, number=1)
+        pod.workers[0] = replace(state, incarnation=1)
+    assert pod.lines.note_entries(pod.places, pod.workers, 122.0)
+    assert [finding.entity for finding in pod.lines.findings] == ["io"], "a match counts for ten minutes"
+
+
+def test_that_a_line_is_not_missing_any_more_is_told_without_another_word_of_the_launcher() -> None:
+    pod = WholePod(replace(IN_PROCESS, log_rules=(LogRule("first", "x", SLOW, within_s=1.0),)))
+    pod.run()
+    pod.after(5.0)
+    pod.step(LinesReported(Lines(pod.now_s)))
+    health = pod.member.reporter.health
+    assert health is not None
+    assert [finding.entity for finding in health.findings] == ["first"]
+    pod.step(WorkerReported(0, 0, ready(0, 0)))
+    assert pod.member.reporter.health == Health(())
+
+
 def test_what_a_pod_keeps_of_its_processes_is_bounded() -> None:
     pod = Pod(LogRule("end", "y", STOP), ranks=(0,))
     for number in range(50):
