@@ -201,6 +201,10 @@ class LogLines:
         detail = f"log rule {rule.name}: {text}"
         fault = Fault(cause, state.iteration, detail, max(age_s, 0.0), is_hang=is_hang, rule=rule.name)
         if rule.verdict is LogVerdict.FATAL_STOP:
+            # Of a process before this one: of the last iteration that is known of the place.
+            entry = self._entries.get(place.local_rank)
+            last = self._earlier if entry is None else entry.stay[1]
+            fault = replace(fault, iteration=max(state.iteration, last))
             place.stop = place.stop or fault
             if incarnation.found is None or incarnation.found.rule not in self._stops:
                 place.incarnation = replace(incarnation, found=fault)

@@ -105,7 +105,8 @@ def test_what_stops_the_job_counts_from_the_process_before_as_well() -> None:
     pod.places[0].advance(1)
     pod.places[0].incarnation = replace(pod.places[0].incarnation, part=RankPlan(0, 0, RankReason.FIRST))
     pod.workers[0] = WorkerState(0, 1, WorkerPhase.STARTING)
-    assert pod.take(103.0, pod.mark("end", 102.0))[0].rule == "end"
+    fault = pod.take(103.0, pod.mark("end", 102.0))[0]
+    assert (fault.rule, fault.iteration) == ("end", 4), "else it would seem to be of one that never had a rank"
 
 
 def test_a_stop_outdoes_a_hang_that_was_found_before() -> None:
