@@ -57,6 +57,8 @@ def receive_fatal_lines(job: JobState, member: Member) -> None:
         fault = place.state.fault
         if fault is not None and fault.cause is Cause.LOG_RULE and fault.rule in fatal:
             rank = member.ranks.get(local_rank)
+            if rank is None and not 0 <= fault.iteration <= job.numbers.highest_iteration:
+                continue  # It has no rank, and never had one: no rule is about its lines.
             who = _who(member, place) if rank is None else f"rank {rank} ({member.pod})"
             if job.phase.kind is JobPhase.RUNNING:
                 # Else ranks would go on until their launchers' grace is over, and might save what they should not.

@@ -131,8 +131,8 @@ class LineRules:
 
     def _is_known(self, output: _Output, rule: LogRule, now_s: float) -> bool:
         """Whether another match would say nothing new for now."""
-        if (output.local_rank, output.incarnation, rule.name) in self._untold and rule.is_on_match:
-            return True
+        if rule.is_on_match:
+            return False  # The worker may have entered another iteration since.
         mark = output.marks.get(rule.name)
         return mark is not None and now_s < mark.at_s + min(_TELL_EVERY_S, (rule.every_s or rule.within_s or 60.0) / 10)
 
@@ -151,12 +151,12 @@ class LineRules:
         return None
 
     def _mark(self, output: _Output, rule: LogRule, now_s: float, line: str) -> None:
-        before = output.marks.get(rule.name)
-        mark = LineMark(
-            output.local_rank, output.incarnation, rule.name, now_s, 1 if before is None else before.count + 1, line
-        )
-        output.marks[rule.name] = mark
-        self._untold[output.local_rank, output.incarnation, rule.name] = mark
+        key = (output.local_rank, output.incarnation, rule.name)
+        before, untold = output.marks.get(rule.name), self._untold.get(key)
+        count = 1 if before is None else before.count + 1
+        if rule.is_on_match and untold is not None and not untold.is_told:
+            count = untold.count  # One line is told at a time: the newest.
+        output.marks[rule.name] = self._untold[key] = LineMark(*key, now_s, count, line)
 
     def _skip(self, output: _Output, num_bytes: int, now_s: float) -> None:
         """Pass over output. What was not looked at may have been the line that is expected."""

@@ -47,6 +47,7 @@ class LogLines:
     def __init__(self, rules: Sequence[LogRule], earlier_iteration: int) -> None:
         """`earlier_iteration`: workers may be in it since before this agent was started; -1: in none."""
         self._rules = sorted(rules, key=lambda rule: _ORDER.index(rule.verdict))
+        self._stops = {rule.name for rule in rules if rule.verdict is LogVerdict.FATAL_STOP}
         self._earlier = earlier_iteration
         self._entries: dict[int, _Entry] = {}
         self._marks: dict[tuple[int, int, str], LineMark] = {}
@@ -78,8 +79,8 @@ class LogLines:
         self._slow = kept
         return has_changed
 
-    def note_entries(self, places: Sequence[LocalPlace], workers: Sequence[WorkerState], now_s: float) -> None:
-        """Note which workers have entered an iteration."""
+    def note_entries(self, places: Sequence[LocalPlace], workers: Sequence[WorkerState], now_s: float) -> bool:
+        """Note which workers have entered an iteration; return whether the findings have changed by that."""
         for place, state in zip(places, workers, strict=True):
             stay = place.incarnation.number, state.iteration
             known = self._entries.get(place.local_rank)
@@ -91,6 +92,22 @@ class LogLines:
             elif state.halted is not None and state.halted.is_held:
                 # It waits after a step, as it was told to.
                 self._entries[place.local_rank] = replace(known, expects_from_s=now_s)
+        return bool(self._slow) and self._forget_missing(places, workers)
+
+    def _forget_missing(self, places: Sequence[LocalPlace], workers: Sequence[WorkerState]) -> bool:
+        """Forget the lines that workers owed in an iteration that they have left; return whether there were any."""
+        is_over = False
+        for key in [key for key, (until_s, _finding) in self._slow.items() if until_s == math.inf]:
+            place, state = places[key[0]], workers[key[0]]
+            stay, _count = self._overdue[key]
+            if (
+                _rank(place) is None
+                or self._since_s(place, state) == math.inf
+                or stay != (place.incarnation.number, state.iteration)
+            ):
+                del self._slow[key]
+                is_over = True
+        return is_over
 
     def take(self, message: Lines, places: Sequence[LocalPlace], workers: Sequence[WorkerState], now_s: float) -> None:
         """Take what was printed, and note the faults and findings that follow from it."""
@@ -184,7 +201,12 @@ class LogLines:
         detail = f"log rule {rule.name}: {text}"
         fault = Fault(cause, state.iteration, detail, max(age_s, 0.0), is_hang=is_hang, rule=rule.name)
         if rule.verdict is LogVerdict.FATAL_STOP:
-            if incarnation.found is None or incarnation.found.cause is not Cause.LOG_RULE:
+            # Of a process before this one: of the last iteration that is known of the place.
+            entry = self._entries.get(place.local_rank)
+            last = self._earlier if entry is None else entry.stay[1]
+            fault = replace(fault, iteration=max(state.iteration, last))
+            place.stop = place.stop or fault
+            if incarnation.found is None or incarnation.found.rule not in self._stops:
                 place.incarnation = replace(incarnation, found=fault)
         elif incarnation.found is None and state.fault is None:
             place.incarnation = replace(incarnation, found=fault)

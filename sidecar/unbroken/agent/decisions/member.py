@@ -410,8 +410,8 @@ class PodMember:
             self._is_follow_due = False
             actions.append(SendToLauncher(Follow(self.settings.log_rules)))
         actions += self.orders.issue(workers, self._has_launcher, self.is_accepted, self._contact.lost_since_s, now_s)
-        if self.settings.log_rules:
-            self.log_lines.note_entries(self.places, self.workers, now_s)
+        if self.settings.log_rules and self.log_lines.note_entries(self.places, self.workers, now_s):
+            self._note_health()
         actions += self._report(now_s)
         actions += self._keeping.settle(self.is_accepted)
         actions += self._end(now_s)

@@ -118,6 +118,8 @@ class LocalPlace:
     orders: LauncherOrders = field(default_factory=LauncherOrders)
     entered: int = -1
     """Last iteration for which a process was started here (jobs without in-process restarts)."""
+    stop: Fault | None = None
+    """What ends the job by a log rule: whatever comes next, until the rendezvous has ended it."""
     checks: tuple[tuple[str, bool], ...] = ()
     """Health checks that were run here last, and whether they passed: a failure stays until another process passes."""
     checkpoint: tuple[int, int] = (-1, 0)

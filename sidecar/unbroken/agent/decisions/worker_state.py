@@ -26,7 +26,20 @@ def worker_states(
         states = [in_process_state(place, outcome) for place in places]
     else:
         states = [process_state(place, host, outcome) for place in places]
+    if outcome is None:
+        states = [_stopping_job(place, state) for place, state in zip(places, states, strict=True)]
     return tuple(_past_plan(place, state, instructions) for place, state in zip(places, states, strict=True))
+
+
+def _stopping_job(place: LocalPlace, state: WorkerState) -> WorkerState:
+    """Repeat the fault that ends the job, whatever the worker or its successor has done since.
+
+    A newer fault is told instead: the rendezvous that knew of this one has gone on without it.
+    """
+    stop, fault = place.stop, state.fault
+    if stop is None or (fault is not None and (fault.rule == stop.rule or fault.iteration > stop.iteration)):
+        return state
+    return replace(state, fault=stop)
 
 
 def _past_plan(place: LocalPlace, state: WorkerState, instructions: Instructions) -> WorkerState:

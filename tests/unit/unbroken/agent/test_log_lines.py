@@ -7,22 +7,29 @@ import pytest
 from unbroken.agent.adapters.metrics import PodCollector, log_families
 from unbroken.agent.decisions.events import (
     AgentMemory,
+    Connected,
+    Disconnected,
     LauncherAttached,
     LauncherReported,
     LinesReported,
     SendToLauncher,
+    SendToRendezvous,
     Ticked,
     WatchReported,
+    WorkerReported,
 )
 from unbroken.agent.decisions.log_lines import SLOW_S, LogLines
 from unbroken.agent.decisions.member import PodMember
 from unbroken.agent.decisions.place import LocalPlace
 from unbroken_core.log_rules.rules import LogRanks, LogRule, LogVerdict
-from unbroken_core.pod.pod_messages import Follow, LineMark, Lines, Processes, ProcessState, Spawn
-from unbroken_core.protocol.messages import PROTOCOL, Fault, Halted, Hello, RankPlan, WorkerState
+from unbroken_core.pod.pod_messages import Follow, LineMark, Lines, Processes, ProcessState, Spawn, WorkerReport
+from unbroken_core.protocol.messages import PROTOCOL, Fault, Finish, Halted, Hello, RankPlan, WorkerState
 from unbroken_core.protocol.settings import JobSettings
 from unbroken_core.vocabulary.findings import LOG_LINES, Finding, Health, Verdict
-from unbroken_core.vocabulary.reasons import Cause, RankReason, WorkerPhase
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, RankReason, Reason, WorkerPhase
+
+from .test_member import IN_PROCESS, processes, ready, running
+from .test_member import Pod as WholePod
 
 HANG, SLOW, RESTART, STOP = LogVerdict.HANG, LogVerdict.SLOW, LogVerdict.FATAL_RESTART, LogVerdict.FATAL_STOP
 
@@ -98,13 +105,21 @@ def test_what_stops_the_job_counts_from_the_process_before_as_well() -> None:
     pod.places[0].advance(1)
     pod.places[0].incarnation = replace(pod.places[0].incarnation, part=RankPlan(0, 0, RankReason.FIRST))
     pod.workers[0] = WorkerState(0, 1, WorkerPhase.STARTING)
-    assert pod.take(103.0, pod.mark("end", 102.0))[0].rule == "end"
+    fault = pod.take(103.0, pod.mark("end", 102.0))[0]
+    assert (fault.rule, fault.iteration) == ("end", 4), "else it would seem to be of one that never had a rank"
 
 
 def test_a_stop_outdoes_a_hang_that_was_found_before() -> None:
     pod = Pod(LogRule("hang", "x", HANG), LogRule("end", "y", STOP))
     pod.take(103.0, pod.mark("hang", 102.0))
     assert pod.take(104.0, pod.mark("end", 103.0))[0].rule == "end"
+
+
+def test_a_stop_outdoes_a_restart_that_was_found_before_and_the_first_stop_stays() -> None:
+    pod = Pod(LogRule("again", "x", RESTART), LogRule("end", "y", STOP), LogRule("other", "z", STOP))
+    assert pod.take(103.0, pod.mark("again", 102.0))[0].rule == "again"
+    assert pod.take(103.3, pod.mark("end", 103.2))[0].rule == "end"
+    assert pod.take(104.0, pod.mark("other", 103.9), pod.mark("again", 103.9))[0].rule == "end"
 
 
 def test_spares_and_rules_that_nobody_gave_say_nothing() -> None:
@@ -191,6 +206,38 @@ def test_what_is_slow_is_told_for_ten_minutes_or_until_the_line_comes() -> None:
     assert [*pod.lines.findings] == []
 
 
+@pytest.mark.parametrize("change", ["it is a spare", "it has left", "another iteration", "another process"])
+def test_a_line_is_missing_no_longer_than_the_worker_is_in_the_iteration_in_which_it_was(change: str) -> None:
+    pod = Pod(LogRule("io", "x", SLOW), LogRule("first", "y", SLOW, within_s=10.0))
+    pod.take(120.0, pod.mark("io", 119.0))
+    assert [finding.entity for finding in pod.lines.findings] == ["io", "first"]
+    assert not pod.lines.note_entries(pod.places, pod.workers, 121.0)
+    place, state = pod.places[0], pod.workers[0]
+    if change == "it is a spare":
+        place.incarnation = replace(place.incarnation, part=RankPlan(0, None, RankReason.FIRST))
+    elif change == "it has left":
+        pod.workers[0] = replace(state, phase=WorkerPhase.READY)
+    elif change == "another iteration":
+        pod.workers[0] = replace(state, iteration=5)
+    else:
+        place.incarnation = replace(place.incarnation, number=1)
+        pod.workers[0] = replace(state, incarnation=1)
+    assert pod.lines.note_entries(pod.places, pod.workers, 122.0)
+    assert [finding.entity for finding in pod.lines.findings] == ["io"], "a match counts for ten minutes"
+
+
+def test_that_a_line_is_not_missing_any_more_is_told_without_another_word_of_the_launcher() -> None:
+    pod = WholePod(replace(IN_PROCESS, log_rules=(LogRule("first", "x", SLOW, within_s=1.0),)))
+    pod.run()
+    pod.after(5.0)
+    pod.step(LinesReported(Lines(pod.now_s)))
+    health = pod.member.reporter.health
+    assert health is not None
+    assert [finding.entity for finding in health.findings] == ["first"]
+    pod.step(WorkerReported(0, 0, ready(0, 0)))
+    assert pod.member.reporter.health == Health(())
+
+
 def test_what_a_pod_keeps_of_its_processes_is_bounded() -> None:
     pod = Pod(LogRule("end", "y", STOP), ranks=(0,))
     for number in range(50):
@@ -251,3 +298,28 @@ def test_what_is_slow_is_told_beside_what_the_watch_has_found_or_alone() -> None
     assert pod.reporter.health == Health((slow, fine), 3)
     pod.take(Ticked(), 2.0 + SLOW_S)
     assert pod.reporter.health == Health((fine,), 3)
+
+
+@pytest.mark.parametrize(
+    "next_event", [WorkerReported(1, 0, ready(1, 0)), LauncherReported(processes(running(0), running(1, 1)))]
+)
+def test_what_stops_the_job_is_told_until_it_has_ended_whatever_the_worker_or_its_successor_says(
+    next_event: WorkerReported | LauncherReported,
+) -> None:
+    pod = WholePod(replace(IN_PROCESS, log_rules=(LogRule("end", "x", STOP),)))
+    pod.run()
+    pod.step(Disconnected())
+    pod.step(LinesReported(Lines(pod.now_s, (LineMark(1, 0, "end", pod.now_s, 1, "words"),))))
+    pod.step(next_event)
+    (hello,) = (action.message for action in pod.step(Connected()) if isinstance(action, SendToRendezvous))
+    assert isinstance(hello, Hello)
+    told = [None if worker.fault is None else (worker.fault.rule, worker.fault.iteration) for worker in hello.workers]
+    assert told == [None, ("end", 0)]
+    number = pod.member.places[1].incarnation.number
+    newer = Fault(Cause.EXCEPTION, 1, "ValueError: x")
+    pod.step(WorkerReported(1, number, WorkerReport(WorkerPhase.STOPPING, 1, fault=newer)))
+    assert pod.member.workers[1].fault == newer, "a rendezvous that gave out another iteration knows no such rule"
+    pod.step(WorkerReported(1, number, ready(1, 1)))
+    assert pod.member.workers[1].fault is not None
+    pod.hear(Finish(1, JobPhase.FAILED, Reason.FATAL_LINE, "over"))
+    assert pod.member.workers[1].fault is None

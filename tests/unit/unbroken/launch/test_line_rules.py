@@ -123,6 +123,29 @@ def test_a_match_is_told_at_once_and_news_of_it_four_times_a_second_at_most() ->
     assert (mark.count, mark.line) == (2, "error: 3")
 
 
+def test_a_match_right_after_another_is_told_with_its_own_time_since_an_iteration_may_begin_in_between() -> None:
+    launcher = Launcher(ERROR)
+    tap = launcher.tap()
+    tap.feed(b"error: 1\n")
+    assert [(mark.at_s, mark.count) for mark in launcher.marks(0.0)] == [(100.0, 1)]
+    for _ in range(2):
+        launcher.now_s += 0.1
+        tap.feed(b"error: 2\n")
+    (mark,) = launcher.marks(0.1)
+    assert (mark.count, mark.line) == (2, "error: 2")
+    assert mark.at_s == pytest.approx(100.2)
+
+
+def test_a_match_while_an_earlier_one_is_told_again_to_another_agent_is_news() -> None:
+    launcher = Launcher(ERROR)
+    tap = launcher.tap()
+    tap.feed(b"error: 1\n")
+    launcher.marks()
+    launcher.rules.reconnect()
+    tap.feed(b"error: 2\n")
+    assert [(mark.count, mark.line, mark.is_told) for mark in launcher.marks()] == [(2, "error: 2", False)]
+
+
 def test_while_lines_are_expected_it_is_told_every_second_until_when_all_was_looked_at() -> None:
     launcher = Launcher(LOSS)
     assert launcher.told() is None, "nobody prints yet"

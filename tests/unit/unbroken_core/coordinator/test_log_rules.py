@@ -11,7 +11,7 @@ from unbroken_core.protocol.settings import HealthMode, JobSettings
 from unbroken_core.vocabulary.findings import LOG_LINES, Finding, Health, Verdict
 from unbroken_core.vocabulary.reasons import Cause, Doing, JobPhase, Reason, WorkerPhase
 
-from .test_coordinator import GONE, READY, RUNNING, SETTINGS, STOPPING, Bench, sent
+from .test_coordinator import GONE, READY, RUNNING, SETTINGS, STARTING, STOPPING, Bench, sent
 
 RULES = (
     LogRule("end", "x", LogVerdict.FATAL_STOP),
@@ -46,6 +46,27 @@ def test_a_line_that_stops_the_job_ends_it_with_the_rule_and_the_line(phase: Wor
     status = bench.status()
     assert (status.phase, status.reason, status.recoveries) == (JobPhase.FAILED, Reason.FATAL_LINE, ())
     assert status.message.startswith("rank 2 (p1): log rule end: a line matches: step ")
+
+
+@pytest.mark.parametrize("phase", [READY, STARTING])
+def test_a_line_that_stops_the_job_ends_it_after_its_worker_or_its_successor_is_without_a_rank(
+    phase: WorkerPhase,
+) -> None:
+    bench = Bench(WITH_RULES)
+    bench.run("p0", "p1", "p2")
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    assert bench.status().phase is JobPhase.INTERRUPTED
+    find(bench, "p2", "end", phase)
+    assert (bench.status().phase, bench.status().reason) == (JobPhase.FAILED, Reason.FATAL_LINE)
+
+
+@pytest.mark.parametrize("iteration", [-1, 0])
+def test_no_line_of_a_worker_that_never_had_a_rank_ends_a_job_that_has_never_run(iteration: int) -> None:
+    bench = Bench(WITH_RULES)
+    fault = Fault(Cause.LOG_RULE, iteration, "log rule end: a line matches: x", rule="end")
+    states = bench.states["p0"] = [replace(state, fault=fault) for state in bench.workers(READY)]
+    bench.join("p0", workers=tuple(states))
+    assert bench.status().phase is JobPhase.FORMING
 
 
 @pytest.mark.parametrize(
