@@ -290,8 +290,8 @@ class Progress:
             made_s = max(made_s, self._mark_s if self._step_s is None else self._step_s)
         if highest < 0:
             self._expect_steps()
-        if step > highest:
-            self._moved_s = made_s if self._moved_s is None else max(self._moved_s, made_s)
+        if step > highest and self._moved_s is not None:  # Else the job has not run, whatever a pod says.
+            self._moved_s = max(self._moved_s, made_s)
         if self._mark_s is None:
             return
         if before < 0:
