@@ -266,7 +266,7 @@ def receive(job: JobState, session: str, message: Union[Report, Heartbeat], now_
         _note_stall(job, (place.state for place in member.places.values()), message.checkpoint_s, now_s)
         newest = max((place.state.iteration for place in member.places.values()), default=-1)
         if newest == job.world.iteration:  # Else it tells of one that is over.
-            job.progress.step(message.max_step, now_s - max(message.step_ago_s, 0.0))
+            job.progress.step(message.max_step, now_s - max(message.step_ago_s, 0.0), now_s)
         return
     if message.is_leaving and not member.is_leaving:
         member.is_leaving = True
@@ -301,7 +301,7 @@ def _update(job: JobState, member: Member, workers: tuple[WorkerState, ...], now
         if w.fault is not None and w.fault.is_hang and w.fault.iteration == iteration and w.local_rank in member.places
     )
     made_s = now_s - step_ago_s if step_ago_s > 0.0 else min(min(hangs, default=now_s), now_s)
-    job.progress.step(max((w.step for w in workers if w.iteration == iteration), default=-1), made_s)
+    job.progress.step(max((w.step for w in workers if w.iteration == iteration), default=-1), made_s, now_s)
 
 
 def _note_stall(job: JobState, workers: Iterable[WorkerState], checkpoint_s: float, now_s: float) -> None:

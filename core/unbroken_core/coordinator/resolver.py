@@ -229,7 +229,7 @@ def _adopt(job: JobState, decision: Adopt, now_s: float) -> None:
         inherit(job, decision, ran_from_s)
     step, made_s = told_step(job, decision, now_s)
     if iteration == own_iteration:
-        job.progress.regain(step, made_s)
+        job.progress.regain(step, made_s, now_s)
     else:
         job.progress.give_up(now_s)
     job.progress.adopt(iteration, step)

@@ -183,7 +183,7 @@ class Progress:
         self._adopted = (iteration, step) if step >= 0 else (-1, -1)
         highest, self.max_step = self.max_step, max(self.max_step, step)
         if highest < 0 <= step:
-            self._expect_steps(0.0)
+            self._expect_steps()
 
     def stop(self, now_s: float, fault_s: float | None = None, is_hang: bool = False) -> None:
         """The iteration is over, since a fault if there was one.
@@ -195,6 +195,7 @@ class Progress:
         self._away, self._goes_on = None, False
         if self._mark_s is None:
             return
+        self._keep_shown(now_s)
         until_s = now_s if fault_s is None else max(min(fault_s, now_s), self._mark_s)
         self._settle_first()
         self._judge_stall(until_s)
@@ -204,8 +205,6 @@ class Progress:
             until_s = min(max(until_s, self._mark_s + (self._pace.step_s or 0.0)), now_s)
         self.account.stop(now_s, until_s)
         if self.max_step < 0:
-            # Until now all of it was shown as progress.
-            self._shown_s = max(self._shown_s, self._gained_s + now_s - self._mark_s)
             ran_s = max(until_s - self._mark_s, 0.0)
             self._gained_s += ran_s
             self._unproven_s += ran_s
@@ -225,15 +224,16 @@ class Progress:
         if self._mark_s is not None:
             self._away, self._goes_on = (min(heard_s, now_s), now_s), False
 
-    def regain(self, step: int, made_s: float) -> None:
+    def regain(self, step: int, made_s: float, now_s: float) -> None:
         """The pods are heard again, in the same iteration; the last step that they tell was made then; -1: none."""
         if self._away is not None:
             self._away, self._goes_on = None, True
-            self.step(step, made_s)
+            self.step(step, made_s, now_s)
 
     def give_up(self, now_s: float) -> None:
         """The iteration is over, unseen: what came after the last word of a pod was for the detection of that."""
         if self._away is not None:
+            self._keep_shown(now_s)
             (heard_s, noticed_s), self._away = self._away, None
             self.stop(noticed_s, heard_s)
             self.account.settle(now_s, Spent.WAITING)
@@ -256,7 +256,7 @@ class Progress:
         self._stall_s = max(self._stall_s, min(seconds, most_s))
         if self.max_step < 0 and self._mark_s is not None:
             # No step will say what this stretch was, and it was shown as progress.
-            self._shown_s = self.gained_s(now_s)
+            self._keep_shown(now_s)
             self._judge_stall(now_s)
 
     def _unjudged_stall_s(self, until_s: float) -> float:
@@ -276,29 +276,36 @@ class Progress:
         self._lost_rank_s += stalled_s * self._world_size
         self._mark_s = stalled_until_s
 
-    def step(self, step: int, now_s: float) -> None:
-        """A worker has reported a step that it made by `now_s`; not before what is judged already."""
+    def step(self, step: int, made_s: float, now_s: float | None = None) -> None:
+        """A worker has reported a step that it made by `made_s`; not before what is judged already.
+
+        It is heard at `now_s`; None: as soon as it was made.
+        """
         if step <= self._iteration_step:
             return  # Another worker was faster.
         before, self._iteration_step = self._iteration_step, step
+        self._keep_shown(made_s if now_s is None else now_s)
         highest, self.max_step = self.max_step, max(self.max_step, step)
         if self._mark_s is not None:
-            now_s = max(now_s, self._mark_s if self._step_s is None else self._step_s)
+            made_s = max(made_s, self._mark_s if self._step_s is None else self._step_s)
         if highest < 0:
-            self._expect_steps(now_s)
-        if step > highest:
-            self._moved_s = now_s if self._moved_s is None else max(self._moved_s, now_s)
+            self._expect_steps()
+        if step > highest and self._moved_s is not None:  # Else the job has not run, whatever a pod says.
+            self._moved_s = max(self._moved_s, made_s)
         if self._mark_s is None:
             return
         if before < 0:
-            self._take_first(step, highest, now_s)
+            self._take_first(step, highest, made_s)
         else:
-            self._take_next(step, before, highest, now_s)
-        self._step_s = now_s
+            self._take_next(step, before, highest, made_s)
+        self._step_s = made_s
 
-    def _expect_steps(self, now_s: float) -> None:
-        """The first step of the job is known: until now all was shown as progress, in iterations without one, too."""
-        self._shown_s = max(self._shown_s, self._gained_s + (0.0 if self._mark_s is None else now_s - self._mark_s))
+    def _keep_shown(self, now_s: float) -> None:
+        """Before what seemed to be progress is judged: so much was shown until now."""
+        self._shown_s = self.gained_s(now_s)
+
+    def _expect_steps(self) -> None:
+        """The first step of the job is known: iterations without one were shown as progress until now."""
         self._gained_s -= self._unproven_s
         self._lost_rank_s += self._unproven_rank_s
         self.account.expect_steps()

@@ -9,7 +9,7 @@ import stat
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,6 +92,12 @@ class Arena:
         if (self._inside / COPIES).exists():
             # What an earlier keeper took counts, whether this one is asked to take more or not.
             self.open_copies()
+        if (self._inside / FETCHED).exists():
+            # What an earlier keeper had fetched would not be counted before the first fetch, and nobody asks for it.
+            try:
+                self.open_fetched()
+            except OSError as error:
+                logger.warning("%s cannot be emptied: %s", self.folder / FETCHED, error.strerror)
 
     def close(self) -> None:
         """Let another keeper take the folder."""
@@ -176,7 +182,8 @@ class Arena:
         """Make the folder for what is fetched from other pods, empty, and return it. Raises OSError."""
         folder = self._open_inner(FETCHED)
         for name in self.names_in(FETCHED):
-            self.reached(folder / name).unlink(missing_ok=True)
+            with suppress(OSError):  # No file: a trainer that is root has made it.
+                self.reached(folder / name).unlink(missing_ok=True)
         return folder
 
     def _open_inner(self, name: str) -> Path:

@@ -16,6 +16,7 @@ import pytest
 from tests.waiting import wait_until
 
 from unbroken.keeper import copy_sender, fetching, peer_link
+from unbroken.keeper.arena import FETCHED, Arena
 from unbroken.keeper.copy_reader import Fetching, MissingError
 from unbroken.keeper.copy_server import CopyServer
 from unbroken.keeper.peer_link import Link, LinkError, connect
@@ -23,8 +24,16 @@ from unbroken.keeper.reading import ReadLock
 from unbroken.keeper.replication import listen
 from unbroken.memory.sources import open_source
 from unbroken.network.pod_certificates import PodAuthority
-from unbroken_core.pod.memory_messages import Fetched, FetchShard, NotFetched
-from unbroken_core.pod.memory_slots import BLOCK_BYTES, CONTENT_OFFSET, Moment, num_blocks, pack_head, voided
+from unbroken_core.pod.memory_messages import Fetched, FetchShard, NotFetched, Reserved
+from unbroken_core.pod.memory_slots import (
+    BLOCK_BYTES,
+    CONTENT_OFFSET,
+    Moment,
+    digests_name,
+    num_blocks,
+    pack_head,
+    voided,
+)
 from unbroken_core.pod.replica_messages import Declined, Fetch, Kept, Missing, Offer, Sending, ToOwner, ToReader, Wanted
 from unbroken_core.vocabulary.checkpoints import Load, LoadSource
 
@@ -500,6 +509,22 @@ def test_what_is_fetched_stays_within_the_limit(pods: Callable[..., list[CopyPod
     assert answer.reason.startswith("no room for what is fetched from other pods: its slots have 10")
     reader.fetcher.clear()
     wait_until(lambda: reader.arena.used_bytes() == 0, "memory that is given back")
+
+
+def test_what_an_earlier_keeper_had_fetched_is_gone_before_anything_is_reserved(
+    pods: Callable[..., list[CopyPod]],
+) -> None:
+    """Seen before: until the first fetch nobody saw it, and the pod took more than its limit."""
+    (pod,) = pods("pod", limit_bytes=4 << 20)
+    pod.arena.open_fetched()
+    folder = pod.arena.folder / FETCHED
+    pod.arena.close()
+    (folder / "noise").mkdir()  # By a trainer that is root: it takes the keeper nothing.
+    for name in ("gone-1.slot", "0123456789abcdef.slot", digests_name("0123456789abcdef.slot")):
+        (folder / name).write_bytes(bytes(1 << 20))
+    pod.arena = Arena(pod.arena._config)
+    assert [path.name for path in folder.iterdir()] == ["noise"]
+    assert isinstance(pod.arena.reserve(0, 1 << 20), Reserved)
 
 
 def test_a_pod_that_hands_out_a_little_at_a_time_is_given_up(

@@ -1172,6 +1172,25 @@ def test_a_step_counts_from_when_it_was_made_and_not_from_when_it_was_told(ago_s
     assert (found.progress_s, found.open_s) == (progress_s, 20.0 - progress_s)
 
 
+@pytest.mark.parametrize("is_heartbeat", [True, False])
+def test_what_was_shown_as_progress_stays_when_the_first_step_is_told_some_time_after_it_was_made(
+    is_heartbeat: bool,
+) -> None:
+    bench = Bench(replace(SETTINGS, spares=0))
+    bench.run("p0", "p1")
+    bench.now_s += 5.0
+    progress = bench.coordinator.progress
+    assert progress.gained_s(bench.now_s) == 5.0
+    bench.seq += 1
+    if is_heartbeat:
+        message: Heartbeat | Report = Heartbeat(bench.seq, 0, step_ago_s=2.0)
+    else:
+        states = tuple(replace(state, step=0) for state in bench.states["p0"])
+        message = Report(bench.seq, states, step_ago_s=2.0)
+    bench.step(AgentReported(bench.sessions["p0"], message))
+    assert progress.gained_s(bench.now_s) == 5.0
+
+
 def test_a_hang_is_detected_from_its_last_step_on_though_a_heartbeat_tells_of_that_step_later() -> None:
     """Seen before: what lay between the last step and the heartbeat that told it counted as progress."""
     bench = Bench(replace(SETTINGS, spares=0))

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from unbroken_core.coordinator.events import AgentReported
+from unbroken_core.protocol.messages import Heartbeat
 from unbroken_core.protocol.settings import Timeouts
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, WorkerPhase
 
@@ -14,6 +16,17 @@ def test_a_job_that_forms_does_not_stand_still() -> None:
     bench = Bench(PATIENT)
     bench.now_s += 3600.0
     assert (bench.status().phase, bench.status().still_for_s) == (JobPhase.FORMING, 0.0)
+
+
+def test_a_step_that_is_told_before_the_job_ran_does_not_make_it_stand_still() -> None:
+    bench = Bench(PATIENT)
+    bench.join("p0")
+    bench.now_s += 10.0
+    bench.seq += 1
+    bench.step(AgentReported(bench.sessions["p0"], Heartbeat(bench.seq, 3, step_ago_s=1e9)))
+    bench.now_s += 10.0
+    assert bench.coordinator.progress.still_for_s(bench.now_s) == 0.0
+    assert bench.status().still_for_s == 0.0
 
 
 def test_a_job_stands_still_while_it_runs_or_is_repaired_and_nothing_is_new() -> None:

@@ -339,7 +339,7 @@ def test_a_job_that_trained_on_while_nobody_was_heard_made_progress() -> None:
     progress.step(2, 20.0)
     progress.lose_touch(80.0, heard_s=22.0)
     assert (progress.is_away, spent(progress, 85.0).open_s) == (True, 65.0)
-    progress.regain(8, 82.0)
+    progress.regain(8, 82.0, 90.0)
     progress.run(90.0, world_size=2, iteration=0)
     progress.step(9, 92.0)
     found = spent(progress, 92.0)
@@ -352,7 +352,7 @@ def test_an_iteration_that_was_lost_unseen_ends_when_its_pods_say_so() -> None:
     progress.step(1, 10.0)
     progress.step(2, 20.0)
     progress.lose_touch(80.0, heard_s=22.0)
-    progress.regain(4, 40.0)
+    progress.regain(4, 40.0, 90.0)
     progress.stop(90.0, fault_s=45.0)
     found = spent(progress, 95.0)
     assert (found.progress_s, found.redo_s, found.detect_s, found.restart_s) == (40.0, 5.0, 45.0, 5.0)
@@ -507,12 +507,12 @@ def carry_out(progress: Progress, move: str, now_s: float, number: int, other: f
         "stop": lambda: progress.stop(now_s, now_s - other),
         "hang": lambda: progress.stop(now_s, now_s - other, is_hang=True),
         "adopt": lambda: progress.adopt(number - 2, number),
-        "step": lambda: progress.step(number, now_s - other * (number % 2)),
+        "step": lambda: progress.step(number, now_s - other * (number % 2), now_s),
         "stall": lambda: progress.stall(number % 2 - 1, other, now_s),
         "look": lambda: four_of_six(progress, now_s, (Spent.WAITING, Spent.RESTART)[number % 2]),
         "follow": lambda: progress.follow(EarlierRun(other, other / 2, other, earlier), now_s),
         "away": lambda: progress.lose_touch(now_s, now_s - other),
-        "back": lambda: progress.regain(number, now_s - other),
+        "back": lambda: progress.regain(number, now_s - other, now_s),
         "given up": lambda: progress.give_up(now_s),
         "take over": lambda: progress.take_over(now_s - other, now_s - other / 2, now_s, world_size=number),
     }
@@ -521,12 +521,15 @@ def carry_out(progress: Progress, move: str, now_s: float, number: int, other: f
 
 @given(moves=MOVES)
 def test_the_terms_are_the_wall_time_whatever_happens(moves: list[tuple[str, float, int, float]]) -> None:
-    progress, now_s, is_running = Progress(), 0.0, False
+    progress, now_s, shown_s, is_running = Progress(), 0.0, 0.0, False
     for move, seconds, number, other in moves:
         now_s += seconds
+        assert progress.gained_s(now_s) >= shown_s - 1e-6
+        shown_s = progress.gained_s(now_s)
         if not (is_running and move in ("run", "look")) or (move == "run" and progress.is_away):
             carry_out(progress, move, now_s, number, other)
         is_running = progress._mark_s is not None
+        assert progress.gained_s(now_s) >= shown_s - 1e-6, move
         found, (gained_s, ran_for_s) = progress.account.spent(now_s), progress.totals(now_s)
         assert (found is None) is (ran_for_s is None)
         if found is not None:

@@ -134,3 +134,53 @@ def test_it_stands_still_for_no_longer_than_it_has_run_and_for_no_less_than_no_t
             case _:
                 progress.step(step, now_s)
         assert 0.0 <= progress.still_for_s(now_s) <= now_s
+
+
+TIMED = st.sampled_from(["run", "stop", "step", "stall", "away", "regain", "give up", "ask"])
+
+
+@given(st.lists(st.tuples(TIMED, st.floats(0.0, 100.0), st.floats(0.0, 200.0), st.integers(-1, 3)), max_size=30))
+def test_what_is_shown_as_progress_never_falls_however_late_it_is_told(
+    moves: list[tuple[str, float, float, int]],
+) -> None:
+    progress, now_s, shown_s, iteration = Progress(), 1000.0, 0.0, 0
+    for move, seconds, ago_s, step in moves:
+        now_s += seconds
+        before_s = progress.gained_s(now_s)
+        assert before_s >= shown_s - 1e-9
+        match move:
+            case "run":
+                iteration += 1
+                progress.stop(now_s)
+                progress.run(now_s, 2, iteration)
+            case "stop":
+                progress.stop(now_s, now_s - ago_s, is_hang=step > 1)
+            case "step":
+                progress.step(step, now_s - ago_s, now_s)
+            case "stall":
+                progress.stall(iteration, ago_s, now_s)
+            case "away":
+                progress.lose_touch(now_s, now_s - ago_s)
+            case "regain":
+                progress.regain(step, now_s - ago_s, now_s)
+            case "give up":
+                progress.give_up(now_s)
+        shown_s = progress.gained_s(now_s)
+        assert shown_s >= before_s - 1e-9, move
+
+
+def test_a_first_step_that_is_told_late_takes_nothing_back() -> None:
+    progress = Progress()
+    progress.run(100.0, world_size=8)
+    assert progress.gained_s(130.0) == 30.0
+    progress.step(0, 110.0, 130.0)
+    assert progress.gained_s(130.0) == 30.0
+
+
+def test_an_iteration_that_is_given_up_unseen_takes_nothing_back() -> None:
+    progress = Progress()
+    progress.run(100.0, world_size=8)
+    progress.lose_touch(120.0, 110.0)
+    assert progress.gained_s(150.0) == 50.0
+    progress.give_up(150.0)
+    assert progress.gained_s(150.0) == 50.0
