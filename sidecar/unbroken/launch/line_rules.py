@@ -117,12 +117,16 @@ class LineRules:
             self._skip(output, len(text), now_s)
             return
         began_s = self._cpu()
+        until_s = began_s + self._left_s
         small = text.lower()
         try:
             for rule, matcher in self._matchers:
                 if self._is_known(output, rule, now_s):
                     continue
-                line = self._first(matcher, text, small, began_s + self._left_s)
+                # One line, which may match, takes some hundredths of a second; and there are more rules.
+                if self._cpu() > until_s:
+                    raise _SpentError
+                line = self._first(matcher, text, small, until_s)
                 if line is not None:
                     self._mark(output, rule, now_s, _shown(line) if rule.is_on_match else "")
         except _SpentError:
