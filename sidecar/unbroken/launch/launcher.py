@@ -140,7 +140,7 @@ class Launcher:
             complain(self._stderr, rules.complaint)
             rules.complaint = ""
         # While the agent does not read, the newest mark of each rule is all that is kept.
-        if self._is_taking_lines and (lines := rules.take(time.monotonic())) is not None:
+        while self._is_taking_lines and (lines := rules.take(time.monotonic())) is not None:
             self._link.send(lines)
 
     @property

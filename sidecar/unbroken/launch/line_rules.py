@@ -94,17 +94,23 @@ class LineRules:
         return min(due, default=None)
 
     def take(self, now_s: float) -> Lines | None:
-        """Return what is to be told now, and note it as told."""
+        """Return what is to be told now, and note it as told; call it until it returns None.
+
+        All marks that wait are told at once, in as many messages as that takes, and only the last one says until when
+        all was looked at.
+        """
         due_s = self.due_s
         if due_s is None or now_s < due_s:
             return None
         told = list(self._untold.items())[:_MAX_MARKS_TOLD]
         for key, _mark in told:
             del self._untold[key]
+        marks = tuple(mark for _key, mark in told)
+        if self._untold:
+            # Marks first: what was looked at later than they is no news without them.
+            return Lines(0.0, marks, self.num_skipped)
         self._told_s = self._looked_told_s = now_s
-        # Marks first: what was looked at later than they is no news without them.
-        looked_s = self._looked_s if not self._untold else 0.0
-        return Lines(looked_s, tuple(mark for _key, mark in told), self.num_skipped)
+        return Lines(self._looked_s, marks, self.num_skipped)
 
     # ----------------------------------------------------------------------------------------------------------- lines
 

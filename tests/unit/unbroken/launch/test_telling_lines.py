@@ -88,3 +88,18 @@ def test_for_an_agent_that_does_not_read_no_more_than_one_message_is_kept(
     pod.turn()
     (lines,) = pod.read()
     assert {(mark.local_rank, mark.rule) for mark in lines.marks} == {(r, x.name) for r in range(8) for x in RULES}
+
+
+def test_however_many_ranks_print_it_is_told_until_when_all_was_looked_at(make_pod: Callable[[int], Pod]) -> None:
+    pod = make_pod(64)
+    for _ in range(20):
+        pod.turn()
+        told: list[Lines] = []
+        while more := list(pod.read()):
+            told += more
+            # As when the socket takes more: what did not fit goes on its way.
+            pod.launcher._tell_lines(pod.now_s)
+        assert [lines.looked_s for lines in told] == [0.0] * (len(told) - 1) + [pod.now_s]
+        marks = [(mark.local_rank, mark.rule) for lines in told for mark in lines.marks]
+        assert sorted(marks) == sorted((rank, rule.name) for rank in range(64) for rule in RULES)
+        assert max(len(lines.marks) for lines in told) <= 256
