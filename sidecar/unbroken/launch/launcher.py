@@ -139,9 +139,13 @@ class Launcher:
         if rules.complaint:
             complain(self._stderr, rules.complaint)
             rules.complaint = ""
-        lines = None if self._link.socket is None else rules.take(time.monotonic())
-        if lines is not None:
+        # While the agent does not read, the newest mark of each rule is all that is kept.
+        while self._is_taking_lines and (lines := rules.take(time.monotonic())) is not None:
             self._link.send(lines)
+
+    @property
+    def _is_taking_lines(self) -> bool:
+        return self._link.socket is not None and not self._link.has_unsent
 
     def _follow(self, order: Follow) -> None:
         """Look for what these rules ask for from now on; an agent that was restarted says so again."""
@@ -162,7 +166,7 @@ class Launcher:
             self._complain_at_s,
         ]
         due += [self._drain_until_s, self._watch.due_s]
-        if self._workers.line_rules is not None and self._link.socket is not None:
+        if self._workers.line_rules is not None and self._is_taking_lines:
             due.append(self._workers.line_rules.due_s)
         return min((at_s for at_s in due if at_s is not None), default=None)
 

@@ -94,17 +94,23 @@ class LineRules:
         return min(due, default=None)
 
     def take(self, now_s: float) -> Lines | None:
-        """Return what is to be told now, and note it as told."""
+        """Return what is to be told now, and note it as told; call it until it returns None.
+
+        All marks that wait are told at once, in as many messages as that takes, and only the last one says until when
+        all was looked at.
+        """
         due_s = self.due_s
         if due_s is None or now_s < due_s:
             return None
         told = list(self._untold.items())[:_MAX_MARKS_TOLD]
         for key, _mark in told:
             del self._untold[key]
+        marks = tuple(mark for _key, mark in told)
+        if self._untold:
+            # Marks first: what was looked at later than they is no news without them.
+            return Lines(0.0, marks, self.num_skipped)
         self._told_s = self._looked_told_s = now_s
-        # Marks first: what was looked at later than they is no news without them.
-        looked_s = self._looked_s if not self._untold else 0.0
-        return Lines(looked_s, tuple(mark for _key, mark in told), self.num_skipped)
+        return Lines(self._looked_s, marks, self.num_skipped)
 
     # ----------------------------------------------------------------------------------------------------------- lines
 
@@ -117,12 +123,16 @@ class LineRules:
             self._skip(output, len(text), now_s)
             return
         began_s = self._cpu()
+        until_s = began_s + self._left_s
         small = text.lower()
         try:
             for rule, matcher in self._matchers:
                 if self._is_known(output, rule, now_s):
                     continue
-                line = self._first(matcher, text, small, began_s + self._left_s)
+                # One line, which may match, takes some hundredths of a second; and there are more rules.
+                if self._cpu() > until_s:
+                    raise _SpentError
+                line = self._first(matcher, text, small, until_s)
                 if line is not None:
                     self._mark(output, rule, now_s, _shown(line) if rule.is_on_match else "")
         except _SpentError:

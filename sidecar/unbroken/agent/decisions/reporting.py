@@ -105,10 +105,11 @@ class Reporter:
     def deadlines_s(self) -> list[float]:
         """When a message is due, whatever happens until then."""
         due = []
-        if self.is_accepted:
+        if self.is_accepted and self._pending_since_s is not None:
+            # All else goes with it.
+            due.append(self._pending_since_s + _GATHER_S)
+        elif self.is_accepted:
             due.append(self._sent_s + self._interval_s)
-            if self._pending_since_s is not None:
-                due.append(self._pending_since_s + _GATHER_S)
             if self._held_since_s is not None:
                 due.append(self._held_due_s(self._held_since_s))
             if self._has_health_news:

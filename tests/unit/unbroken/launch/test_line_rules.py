@@ -199,3 +199,20 @@ def test_random_bytes_do_no_harm_and_what_is_told_can_be_sent() -> None:
         lines = launcher.told()
         if lines is not None:
             assert wire.decode(wire.encode(lines), Lines) == lines
+
+
+def test_many_rules_that_match_one_line_stop_where_the_time_is_used_up() -> None:
+    """Each asks for a line that takes long to match; the first one has matched already."""
+    hard = [LogRule(f"hard-{number}", f"[ab]*a[ab]{{{240 - number}}}c", LogVerdict.SLOW) for number in range(15)]
+    launcher = Launcher(*hard, LOSS)
+    source = random.Random(3)
+    line = bytes(source.choices(b"ab", k=1700)) + b"a" * 300 + b"c\n"
+    tap = launcher.tap()
+    # Each look at the clock finds that 0.03 s have passed; 0.1 s are left.
+    launcher.cost_s = 0.03
+    tap.feed(line)
+    lines = launcher.told(0.0)
+    assert lines is not None
+    assert [mark.rule for mark in lines.marks] == ["hard-0", "hard-1", "hard-2", "loss"], "passed over counts as seen"
+    assert lines.num_skipped == len(line) - 1
+    assert launcher.rules._left_s > -0.1
