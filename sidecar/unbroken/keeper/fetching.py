@@ -12,7 +12,7 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,8 @@ from unbroken_core.vocabulary.checkpoints import Peer
 
 _PATIENCE_S = 60.0
 _RESTART_S = 5.0
+_REMOVAL_S = 10.0
+"""A fetch that has no room waits so long for what is being given back."""
 _LEAST_BYTES_PER_S = 20e6
 """A peer that sends slower is given up, so that no restore waits without an end."""
 
@@ -78,6 +80,8 @@ class Fetcher:
         self._parts: dict[str, Part] = {}
         self._is_open = False
         self._num_gone = 0
+        self._removals: set[threading.Event] = set()
+        """Set once what was put aside is gone."""
 
     def fetch(self, wanted: FetchShard, context: ssl.SSLContext | None) -> Fetched | NotFetched:
         """Have blocks of a checkpoint here. Every wait has an end."""
@@ -98,16 +102,50 @@ class Fetcher:
         In a thread, under other names: ranks wait for this, and to free the pages of a file takes a tenth of the time
         in which it was fetched.
         """
+        is_removed = threading.Event()
         with self._guard:
             names, self._parts, self._locks = list(self._parts), {}, {}
-        gone = [self._put_aside(self._arena.reached(self._arena.folder / FETCHED / name)) for name in names]
-        if not gone:
-            return
+            if not names:
+                return
+            self._removals.add(is_removed)
+        gone: list[Path] = []
         try:
-            threading.Thread(target=_remove, args=(gone,), name="gone", daemon=True).start()
-        except RuntimeError:
-            # The limit on processes of the pod, which its trainer may have used up.
-            _remove(gone)
+            for name in names:
+                gone.append(self._put_aside(self._arena.reached(self._arena.folder / FETCHED / name)))
+        finally:
+            try:
+                threading.Thread(target=self._remove, args=(gone, is_removed), name="gone", daemon=True).start()
+            except RuntimeError:
+                # The limit on processes of the pod, which its trainer may have used up.
+                self._remove(gone, is_removed)
+
+    def _remove(self, paths: Sequence[Path], is_removed: threading.Event) -> None:
+        try:
+            _remove(paths)
+        finally:
+            with self._guard:
+                self._removals.discard(is_removed)
+            is_removed.set()
+
+    def _await_removals(self) -> None:
+        """Wait until what is being given back is gone, but not for long."""
+        with self._guard:
+            removals = list(self._removals)
+        until_s = time.monotonic() + _REMOVAL_S
+        for is_removed in removals:
+            is_removed.wait(max(until_s - time.monotonic(), 0.0))
+
+    @contextlib.contextmanager
+    def _making(self, path: Path, growth: int) -> Iterator[str]:
+        """As `Arena.making`, but what is about to be gone does not stand in the way."""
+        with self._arena.making(path, growth) as problem:
+            if not problem:
+                yield problem
+                return
+        # Asked again even if nothing is removed any more: it may have ended since.
+        self._await_removals()
+        with self._arena.making(path, growth) as problem:
+            yield problem
 
     def _put_aside(self, path: Path) -> Path:
         """Return a file's new name, under which nobody looks for it, and which counts as memory that is used."""
@@ -131,7 +169,9 @@ class Fetcher:
             blocks = _blocks(wanted, part) - part.blocks
             num_bytes = len(blocks) * BLOCK_BYTES
             link.until_s += num_bytes / _LEAST_BYTES_PER_S
-            with self._arena.making(self._arena.folder / FETCHED / name, num_bytes + CONTENT_OFFSET) as problem:
+            asked_s = time.monotonic()
+            with self._making(self._arena.folder / FETCHED / name, num_bytes + CONTENT_OFFSET) as problem:
+                link.until_s += time.monotonic() - asked_s
                 if problem:
                     return NotFetched(f"no room for what is fetched from other pods: {problem}")
                 fetching.fetch(part, _runs(blocks))

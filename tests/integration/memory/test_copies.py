@@ -6,7 +6,7 @@ import shutil
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -509,6 +509,52 @@ def test_what_is_fetched_stays_within_the_limit(pods: Callable[..., list[CopyPod
     assert answer.reason.startswith("no room for what is fetched from other pods: its slots have 10")
     reader.fetcher.clear()
     wait_until(lambda: reader.arena.used_bytes() == 0, "memory that is given back")
+
+
+def test_a_fetch_waits_for_the_memory_that_is_being_given_back(
+    pods: Callable[..., list[CopyPod]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen before: a restore soon after another was refused, since files that nobody looks for still counted."""
+    (owner,) = pods("owner")
+    (reader,) = pods("reader", limit_bytes=14 << 20)
+    owner.save(1)
+    asks_again, original = threading.Event(), fetching._remove
+
+    def remove_late(paths: Sequence[Path]) -> None:
+        assert asks_again.wait(60.0)
+        original(paths)
+
+    monkeypatch.setattr(fetching, "_remove", remove_late)
+    assert isinstance(ask(reader, owner, 0, 1, (0, 9)), Fetched)
+    reader.fetcher.clear()
+    refusals: list[str] = []
+    why_no_room = reader.arena._why_no_room
+
+    def note(growth: int) -> str:
+        refusals.append(why_no_room(growth))
+        asks_again.set()
+        return refusals[-1]
+
+    monkeypatch.setattr(reader.arena, "_why_no_room", note)
+    assert isinstance(ask(reader, owner, 0, 1, (0, 9)), Fetched)
+    assert [bool(refusal) for refusal in refusals] == [True, False]
+
+
+def test_a_fetch_does_not_wait_without_an_end_for_memory_that_is_being_given_back(
+    pods: Callable[..., list[CopyPod]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (owner,) = pods("owner")
+    (reader,) = pods("reader", limit_bytes=14 << 20)
+    owner.save(1)
+    is_over = threading.Event()
+    monkeypatch.setattr(fetching, "_remove", lambda _paths: is_over.wait())
+    monkeypatch.setattr(fetching, "_REMOVAL_S", 0.2)
+    assert isinstance(ask(reader, owner, 0, 1, (0, 9)), Fetched)
+    reader.fetcher.clear()
+    answer = ask(reader, owner, 0, 1, (0, 9))
+    is_over.set()
+    assert isinstance(answer, NotFetched)
+    assert answer.reason.startswith("no room for what is fetched from other pods")
 
 
 def test_what_an_earlier_keeper_had_fetched_is_gone_before_anything_is_reserved(
