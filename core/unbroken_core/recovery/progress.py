@@ -159,6 +159,7 @@ class Progress:
         goes_on, self._goes_on = self._goes_on and self._mark_s is not None, False
         if goes_on:
             return
+        self.give_up(now_s)  # Pods that came back would have said so.
         self._run_s = now_s
         if self._stall_iteration != iteration:
             self._stall_iteration, self._stall_s = iteration, 0.0

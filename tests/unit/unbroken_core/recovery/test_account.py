@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import astuple
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from unbroken_core.protocol.messages import EarlierRun, TimeSpent
@@ -520,6 +520,7 @@ def carry_out(progress: Progress, move: str, now_s: float, number: int, other: f
 
 
 @given(moves=MOVES)
+@example(moves=[("run", 0.0, 0, 0.0), ("run", 1.0, 0, 0.0), ("away", 0.0, 0, 0.0), ("run", 0.0, 0, 0.0)])
 def test_the_terms_are_the_wall_time_whatever_happens(moves: list[tuple[str, float, int, float]]) -> None:
     progress, now_s, shown_s, is_running = Progress(), 0.0, 0.0, False
     for move, seconds, number, other in moves:
