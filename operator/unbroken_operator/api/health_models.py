@@ -103,7 +103,7 @@ class LogRuleSpec(Model):
 
     name: Annotated[str, Field(pattern="^[a-z]([a-z0-9-]*[a-z0-9])?$", max_length=MAX_RULE_NAME)]
     """How messages name it."""
-    pattern: Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]
+    pattern: Annotated[str, Field(pattern=r"^[^\x00-\x1f]+$", max_length=MAX_PATTERN)]
     """What is in the line: a regular expression without backreferences, lookaround and \\b (docs/health.md)."""
     verdict: LogVerdict
     """What it means: hang: as after timeouts.softSeconds. slow: the condition Straggling says so. fatal-restart: a

@@ -179,7 +179,20 @@ def by_rule() -> Iterator[Case]:
     ):
         yield what, sound_job(**spec)
     yield from _by_memory(layer)
+    yield from _by_log_rules()
     yield from _by_template()
+
+
+def _by_log_rules() -> Iterator[Case]:
+    rule = {"name": "loss", "pattern": "loss=[0-9]", "verdict": "hang"}
+    for what, rules in (
+        ("log rules", [{**rule, "recurringSeconds": 60}, {**rule, "name": "first", "expectedWithinSeconds": 60}]),
+        ("a log rule twice", [rule, rule]),
+        ("a log rule with both times", [{**rule, "recurringSeconds": 60, "expectedWithinSeconds": 60}]),
+        ("16 log rules", [{**rule, "name": f"r{number}"} for number in range(16)]),
+        ("17 log rules", [{**rule, "name": f"r{number}"} for number in range(17)]),
+    ):
+        yield what, sound_job(health={"logRules": rules})
 
 
 def _by_memory(layer: JsonObject) -> Iterator[Case]:
