@@ -67,7 +67,7 @@ SMALLER = {
     "replicas: 4": "replicas: 2",
     "count: 2": "count: 1",
     "ranksPerPod: 2": "ranksPerPod: 1",
-    "--steps=800": "--steps=1000000",
+    "--steps=600": "--steps=1000000",
 }
 ENDLESS = re.compile(r"--watch$|kubectl logs -f |unbroken\.rounds ")
 FORWARD = re.compile(r"kubectl .*port-forward service/(\S+) (\d+) &$")
