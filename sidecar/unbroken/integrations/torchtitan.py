@@ -9,15 +9,19 @@ import dataclasses
 import logging
 from collections.abc import MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torchtitan.components.checkpoint import CheckpointManager
+from torchtitan.tools import filesystem
 from torchtitan.trainer import Trainer
 
 from unbroken import inprocess, memory
 from unbroken.integrations import random_numbers, versions
 from unbroken.memory.agreement import all_true
+from unbroken.memory.disk import steps_on_disk
 from unbroken.memory.place import read_every
 
 logger = logging.getLogger(__name__)
@@ -143,12 +147,25 @@ class _Folder:
         self._manager = manager
 
     def steps(self) -> list[int]:
-        """Return the step that torchtitan would load; none where it would begin, or take the weights of another run."""
-        wanted = self._manager._wanted
-        found = self._manager._find_load_step() if wanted == -1 else wanted
-        return [found] if found >= 0 else []
+        """Return the step that the configuration names, else the newest from which the training can go on; or none.
+
+        By default torchtitan's last checkpoint has the model alone.
+        """
+        if self._manager._wanted != -1:
+            return [self._manager._wanted]
+        if filesystem.is_remote(self._manager.folder):
+            found = self._manager._find_load_step()
+            return [found] if found >= 0 else []
+        folder = Path(self._manager.folder)
+        return next(([step] for step in steps_on_disk(folder) if _is_full(folder / f"step-{step}")), [])
 
     def load(self, state: MutableMapping[str, Any], step: int) -> None:
         """Let torchtitan load it."""
         logger.warning("restored from the disk: step=%d folder=%s", step, self._manager.folder)
         self._manager._load_own(step)
+
+
+def _is_full(path: Path) -> bool:
+    """Whether a checkpoint has more than the model."""
+    names = FileSystemReader(path).read_metadata().state_dict_metadata
+    return any(name.startswith("train_state.") for name in names)

@@ -148,7 +148,7 @@ def configuration(call: inprocess.CallWrapper) -> Trainer.Config:
             mixed_precision_param="float32",
         ),
         parallelism=ParallelismConfig(spmd_backend="partial_dtensor"),
-        checkpoint=CheckpointManager.Config(enable=WRITES, interval=SAVE_EVERY, last_save_model_only=False),
+        checkpoint=CheckpointManager.Config(enable=WRITES, interval=SAVE_EVERY),
         metrics=Notes.Config(log_freq=1),
         debug=DebugConfig(seed=1),
         dump_folder=str(OUT / "disk"),
