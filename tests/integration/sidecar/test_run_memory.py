@@ -28,18 +28,25 @@ def test_every_loss_is_that_of_a_run_without_faults(
     assert len(steps) >= 7
 
 
+GIVEN_UP = "was restored twice and is given up: both times process-signal, and no newer step was saved"
+
+
 def test_a_worker_that_is_killed_in_a_load_leaves_a_load_for_the_next_one(
     start_job: Callable[..., Any], calm: Calm, tmp_path: Path
 ) -> None:
     """At each point: found, verified, half copied, copied but not told to the keeper."""
     faults = ["raise:0:1:7", "found:1:2:0", "verified:2:3:0", "half-read:3:1:0", "read:4:0:0"]
-    train(start_job, tmp_path / "broken", "fsdp2", *faults)
+    job = train(start_job, tmp_path / "broken", "fsdp2", *faults)
     assert losses(tmp_path / "broken") == calm("fsdp2")
     steps = restored(tmp_path / "broken")
     assert steps.pop(0) == {"None"}
+    last = max(steps)
+    assert last >= 5
+    found = steps.pop(last) if GIVEN_UP in job.text() else set()
     # All of them go back to the one step; a rank that was killed notes nothing.
-    assert set().union(*steps.values()) in ({"4"}, {"6"}), steps
-    assert max(steps) >= 5
+    assert set().union(*steps.values()) in ({"4"}, {"6"}), f"{steps}\n{job.text()}"
+    # Where the other ranks were faster than the one that is killed half-way, two iterations began with that step.
+    assert found in (set(), {"2"}, {"4"}), f"{found}\n{job.text()}"
 
 
 AWAY = "@kill-rendezvous"
