@@ -64,11 +64,21 @@ class KeeperClient:
 
     def tell(self, message: Sealed | Measured | Written) -> None:
         """Send without an answer, if there is a keeper: one that is started later finds out by itself."""
+        line = wire.encode(message).encode() + b"\n"
+        if not self._send(line):
+            # The connection was to an earlier keeper: the one that listens by now would not find out.
+            self._send(line)
+
+    def _send(self, line: bytes) -> bool:
+        """Send a line; return False if that is worth another attempt."""
+        was_connected = self._connection is not None
         try:
-            self._connect(_SEND_S).sendall(wire.encode(message).encode() + b"\n")
+            self._connect(_SEND_S).sendall(line)
         except OSError as error:
             logger.debug("keeper is away: error=%s", error)
             self.close()
+            return not (was_connected and isinstance(error, ConnectionError))
+        return True
 
     def close(self) -> None:
         """Close the connection; harmless when repeated."""

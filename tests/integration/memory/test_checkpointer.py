@@ -350,6 +350,19 @@ def test_a_save_needs_no_keeper_and_a_later_one_finds_it(pod: LivePod) -> None:
     assert fresh["a"].tolist() == [2.0] * 4
 
 
+def test_the_first_save_after_a_keeper_was_started_again_is_digested_at_once(pod: LivePod) -> None:
+    """Before, its news went to the old one: it was copied nowhere until the next save."""
+    keeper = pod.start()
+    checkpointer = Checkpointer()
+    checkpointer.save({"a": torch.ones(4)}, 0)
+    pod.wait_digested(0)
+    keeper.send_signal(signal.SIGKILL)
+    keeper.wait()
+    pod.start()
+    checkpointer.save({"a": torch.full((4,), 2.0)}, 1)
+    pod.wait_digested(1)
+
+
 def test_what_is_being_copied_to_another_pod_is_not_overwritten(pod: LivePod) -> None:
     """That save is skipped; the newest checkpoint stays, and the next save finds the slot free."""
     pod.start()
