@@ -63,7 +63,9 @@ class Pins:
         """Return whether every slot with this step is pinned; a worker may be about to write it."""
         with self._guard:
             pinned = {path for (path, _), (held, _lock) in self._held.items() if held == order}
-            return order in self._told and {path for path, found in self._slots().items() if found == order} <= pinned
+            # Not `_told`: one that took too long is told, and pinned no more.
+            is_named = order in (self._told[0], self._following)
+            return is_named and {path for path, found in self._slots().items() if found == order} <= pinned
 
     def note(self) -> None:
         """Something was sealed, or is void by now."""

@@ -46,6 +46,7 @@ class Replication:
         self._copies: Copies | None = None
         self._server: CopyServer | None = None
         self._buddies: Buddies | None = None
+        self._telling_pinned = threading.Lock()
         self._guard = threading.Lock()
         """Of what other threads look at."""
         self._certified = threading.Condition(self._guard)
@@ -71,6 +72,10 @@ class Replication:
     def note(self) -> None:
         """Something was sealed and digested."""
         self._pins.note()
+        self._tell_pinned()
+        self._wake()
+
+    def _let_go(self) -> None:
         self._tell_pinned()
         self._wake()
 
@@ -131,7 +136,7 @@ class Replication:
         if buddies is None or copies is None:
             return
         safe, following = _order(buddies.protected), _order(buddies.next_protected)
-        self._pins.pin(safe, following, self._wake)
+        self._pins.pin(safe, following, on_end=self._let_go)
         copies.pin(one for one in (safe, following) if one is not None)
         self._tell_pinned()
         copies.keep_for(buddies.owners)
@@ -171,9 +176,11 @@ class Replication:
             sender.close()
 
     def _tell_pinned(self) -> None:
-        buddies = self._buddies
-        named = () if buddies is None else (buddies.protected, buddies.next_protected)
-        self._telling.set_pinned(tuple(key for key in named if key is not None and self._pins.is_sure(key[:3])))
+        # One at a time: what another thread has looked up before an order must not be told after it.
+        with self._telling_pinned:
+            buddies = self._buddies
+            named = () if buddies is None else (buddies.protected, buddies.next_protected)
+            self._telling.set_pinned(tuple(key for key in named if key is not None and self._pins.is_sure(key[:3])))
 
     def _tell(self) -> None:
         """Tell whom the newest checkpoints have not reached, and why; in any thread."""
