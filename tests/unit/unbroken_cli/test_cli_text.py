@@ -375,6 +375,8 @@ def test_why_names_the_log_rule_and_the_line_whatever_was_made_of_it(cause: str)
     text = "\n".join(why_lines(job := job_of(status), find_fault(job, "2"), NOW))
     assert detail in text
     assert "  seen by    the agent, by a log rule: what the worker printed, or did not print" in text
+    assert ("raise the rule's seconds" in text) == (cause == "soft-timeout")
+    assert "softSeconds" not in text
 
 
 def test_what_a_log_rule_calls_slow_is_no_slow_node() -> None:
