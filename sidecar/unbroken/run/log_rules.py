@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from unbroken_core.log_rules.rules import MAX_RULES, LogRanks, LogRule, LogVerdict
+from unbroken_core.protocol.log_rules.rules import MAX_RULES, LogRanks, LogRule, LogVerdict
 from unbroken_core.vocabulary.errors import InputError
 
 _WHERE = "--log-rules"

@@ -12,7 +12,7 @@ from unbroken.install import install
 from unbroken.run.flags import in_flags
 from unbroken.run.narration import LongWaits, Story, exit_code, narrate
 from unbroken.run.options import read_options
-from unbroken_core.log_rules.rules import LogRanks, LogRule, LogVerdict
+from unbroken_core.protocol.log_rules.rules import LogRanks, LogRule, LogVerdict
 from unbroken_core.protocol.messages import PROTOCOL, HealthStatus, JobStatus, PodFinding, Recovery
 from unbroken_core.protocol.settings import DEFAULT_RUNGS, RungBudget
 from unbroken_core.vocabulary.errors import InputError

@@ -7,7 +7,7 @@ import pytest
 
 from unbroken.watch.checks.probe import BUILT_IN as BUILT_IN_OF_WATCH
 from unbroken.watch.checks.probe import Probe, read_probes
-from unbroken_core.log_rules.rules import LogRanks, LogRule, LogVerdict
+from unbroken_core.protocol.log_rules.rules import LogRanks, LogRule, LogVerdict
 from unbroken_core.protocol.messages import HealthStatus, PodFinding
 from unbroken_core.protocol.settings import HealthMode
 from unbroken_core.protocol.wire import encode, settings_from_json, settings_to_json

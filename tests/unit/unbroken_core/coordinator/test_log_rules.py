@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from unbroken_core.coordinator.events import Action, AgentReported
-from unbroken_core.log_rules.rules import LogRule, LogVerdict
+from unbroken_core.protocol.log_rules.rules import LogRule, LogVerdict
 from unbroken_core.protocol.messages import Activity, Fault, Finish, Interrupt, Report
 from unbroken_core.protocol.settings import HealthMode, JobSettings
 from unbroken_core.vocabulary.findings import LOG_LINES, Finding, Health, Verdict

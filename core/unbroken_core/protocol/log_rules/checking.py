@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from unbroken_core.log_rules.rules import MAX_RULE_NAME, MAX_RULE_S, MAX_RULES, LogRule
-from unbroken_core.log_rules.syntax import PatternError, parse
+from unbroken_core.protocol.log_rules.rules import MAX_RULE_NAME, MAX_RULE_S, MAX_RULES, LogRule
+from unbroken_core.protocol.log_rules.syntax import PatternError, parse
 
 
 def rule_violations(rules: Sequence[LogRule]) -> Iterator[str]:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken_core.log_rules.checking import rule_violations
-from unbroken_core.log_rules.matcher import MAX_CELLS, Matcher
-from unbroken_core.log_rules.rules import MAX_PATTERN, MAX_RULES, LogRule, LogVerdict
-from unbroken_core.log_rules.syntax import MAX_POSITIONS, Node, PatternError
+from unbroken_core.protocol.log_rules.checking import rule_violations
+from unbroken_core.protocol.log_rules.matcher import MAX_CELLS, Matcher
+from unbroken_core.protocol.log_rules.rules import MAX_PATTERN, MAX_RULES, LogRule, LogVerdict
+from unbroken_core.protocol.log_rules.syntax import MAX_POSITIONS, Node, PatternError
 
 ATOMS = ("a", "b", "1", "é", ".", "[ab]", "[^a]", "[a-c1]", r"\d", r"\w", r"\S", r"\.", r"\x62")
 REPEATS = ("*", "+", "?", "{2}", "{1,3}", "{2,}", "{0,2}", "*?", "+?")

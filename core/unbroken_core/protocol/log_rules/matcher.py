@@ -7,7 +7,7 @@ proportional to the length of the line, whatever pattern and line are. States th
 
 from typing import Final
 
-from unbroken_core.log_rules.syntax import Bytes, Chain, Either, Node, Repeat, parse, required
+from unbroken_core.protocol.log_rules.syntax import Bytes, Chain, Either, Node, Repeat, parse, required
 
 MAX_CELLS: Final = 4096
 """Steps that are kept for one pattern: some 300 kB."""

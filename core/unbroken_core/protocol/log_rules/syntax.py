@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn, Union
 
-from unbroken_core.log_rules.rules import MAX_PATTERN
+from unbroken_core.protocol.log_rules.rules import MAX_PATTERN
 
 MAX_POSITIONS: Final = 256
 """Bytes of a pattern once its repetitions are written out: a step costs at most so many operations."""
