@@ -14,7 +14,7 @@ def sign_of(node: NodeView, signals: NodeSignals) -> str:
         for key, effect in node.taints:
             if key == taint.key and (taint.effect is None or effect == taint.effect.value):
                 return f"has taint {key}:{effect}"
-    for condition in signals.conditions:
+    for condition in signals.all_conditions:
         if node.conditions.get(condition.type) == condition.status.value:
             return f"has condition {condition.type}={condition.status.value}"
     return ""

@@ -160,15 +160,45 @@ def test_what_is_ignored_moves_nothing() -> None:
         ({"conditions": [{"type": "GpuFailing"}]}, "has condition GpuFailing=True"),
         ({"conditions": [{"type": "Ready", "status": "True"}]}, "has condition Ready=True"),
         ({"conditions": [{"type": "GpuFailing", "status": "Unknown"}]}, ""),
+        ({"presets": ["NVSentinel"]}, "has condition GpuNvlinkWatch=True"),
+        ({"presets": ["NodeProblemDetector"]}, ""),
+        ({"presets": ["NodeProblemDetector", "NVSentinel"], "conditions": []}, "has condition GpuNvlinkWatch=True"),
         ({}, ""),
     ],
 )
 def test_taints_and_conditions_are_signs_where_they_are_named(signals: dict[str, Any], words: str) -> None:
     item = a_node("a")
     item["spec"] = {"taints": [{"key": "example.com/bad", "effect": "NoSchedule"}]}
-    item["status"]["conditions"].append({"type": "GpuFailing", "status": "True"})
+    for kind, status in {"GpuFailing": "True", "GpuNvlinkWatch": "True", "KernelDeadlock": "Unknown"}.items():
+        item["status"]["conditions"].append({"type": kind, "status": status})
     wanted = NodeSignals.model_validate(signals, strict=False)
     assert sign_of(node_view(item), wanted) == words
+
+
+@pytest.mark.parametrize("presets", [["NPD"], ["NVSentinel", "NVSentinel", "NVSentinel"], "NVSentinel"])
+def test_presets_that_cannot_be_are_refused(presets: Any) -> None:
+    world = World(a_job(nodeSignals={"presets": presets}), nodes=[a_node("a")])
+    world.settle()
+    assert world.names() == []
+    assert "nodeSignals.presets" in next(
+        item["message"] for item in world.job["status"]["conditions"] if item["type"] == "Admitted"
+    )
+
+
+def test_ranks_leave_a_node_of_a_preset_and_none_leave_where_all_nodes_have_its_sign() -> None:
+    """A new release of a monitor may call a whole fleet broken."""
+    broken = {"type": "GpuMemWatch", "status": "True"}
+    world = running_world(nodeSignals={"presets": ["NVSentinel"]})
+    world.nodes["a"]["status"]["conditions"].append(broken)
+    world.settle()
+    assert world.told_to_leave() == ["digits-0"]
+    world = running_world(nodeSignals={"presets": ["NVSentinel"]})
+    for node in world.nodes.values():
+        node["status"]["conditions"].append(broken)
+    world.settle()
+    assert world.told_to_leave() == []
+    assert world.deleted == []
+    assert len(world.names()) <= 4, "no more than the spares that are wanted are made anew"
 
 
 def suspects(world: World) -> dict[str, tuple[int, float]]:
