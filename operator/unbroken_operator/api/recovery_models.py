@@ -141,6 +141,9 @@ class NodeSignals(Model):
 
     cordon: Reaction = Reaction.MOVE
     """Whether a cordoned node (spec.unschedulable) is about to go."""
+    devices: Reaction = Reaction.MOVE
+    """Whether pods leave when their kubelet calls one of their devices Unhealthy (allocatedResourcesStatus in a pod's
+    status, where the cluster has the feature ResourceHealthStatus)."""
     taints: Annotated[tuple[NodeTaint, ...], Field(strict=False, max_length=16)] = ()
     """Taints of nodes that are about to go."""
     conditions: Annotated[tuple[NodeCondition, ...], Field(strict=False, max_length=16)] = ()

@@ -175,6 +175,55 @@ def test_taints_and_conditions_are_signs_where_they_are_named(signals: dict[str,
     assert sign_of(node_view(item), wanted) == words
 
 
+def devices(*healths: str) -> list[dict[str, Any]]:
+    """Return what a kubelet says of a container with these GPUs."""
+    found = [{"resourceID": f"GPU-{number}", "health": health} for number, health in enumerate(healths)]
+    return [{"name": "trainer", "allocatedResourcesStatus": [{"name": "nvidia.com/gpu", "resources": found}]}]
+
+
+@pytest.mark.parametrize(
+    ("healths", "signals", "words"),
+    [
+        (("Healthy", "Unhealthy"), {}, "device GPU-1 (nvidia.com/gpu) of container trainer is Unhealthy"),
+        (("Healthy", "Unhealthy"), {"devices": "Ignore"}, ""),
+        (("Healthy", "Unknown"), {}, ""),
+        ((), {}, ""),
+        (("x" * 10**6, "Unhealthy"), {}, "device GPU-1 (nvidia.com/gpu) of container trainer is Unhealthy"),
+    ],
+)
+def test_ranks_leave_a_pod_whose_kubelet_calls_a_device_unhealthy(
+    healths: tuple[str, ...], signals: dict[str, str], words: str
+) -> None:
+    world = running_world(nodeSignals=signals)
+    world.pods["digits-0"]["status"]["containerStatuses"] = devices(*healths)
+    world.settle()
+    assert world.told_to_leave() == (["digits-0"] if words else [])
+    if words:
+        assert world.pods["digits-0"]["metadata"]["annotations"][layout.LEAVING_ANNOTATION] == words
+        assert world.deleted == []
+
+
+def test_no_ranks_leave_where_the_devices_of_all_pods_are_called_unhealthy() -> None:
+    world = running_world()
+    for pod in world.pods.values():
+        pod["status"]["containerStatuses"] = devices("Unhealthy")
+    world.settle()
+    assert world.told_to_leave() == []
+    assert world.deleted == []
+
+
+def test_what_a_kubelet_says_of_devices_is_bounded() -> None:
+    world = running_world()
+    said = devices("Unhealthy")
+    said[0]["allocatedResourcesStatus"][0]["name"] = "n" * 10**6
+    said[0]["allocatedResourcesStatus"][0]["resources"][0]["resourceID"] = "\n" + "i" * 10**6
+    world.pods["digits-0"]["status"]["containerStatuses"] = said
+    world.settle()
+    mark = world.pods["digits-0"]["metadata"]["annotations"][layout.LEAVING_ANNOTATION]
+    assert len(mark) <= 400
+    assert "\n" not in mark
+
+
 @pytest.mark.parametrize("presets", [["NPD"], ["NVSentinel", "NVSentinel", "NVSentinel"], "NVSentinel"])
 def test_presets_that_cannot_be_are_refused(presets: Any) -> None:
     world = World(a_job(nodeSignals={"presets": presets}), nodes=[a_node("a")])
