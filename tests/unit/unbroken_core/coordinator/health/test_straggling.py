@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from tests.unit.unbroken_core.coordinator.test_coordinator import READY, RUNNING, SETTINGS, ranks, sent
 
 from unbroken_core.coordinator.events import Action, AgentReported
 from unbroken_core.protocol.messages import Halt, HealthStatus, Heartbeat, Interrupt, Pace, Plan
@@ -11,7 +12,6 @@ from unbroken_core.protocol.settings import HealthMode, JobSettings, StragglerMo
 from unbroken_core.vocabulary.findings import STRAGGLERS, Finding, Verdict
 from unbroken_core.vocabulary.reasons import Cause
 
-from .test_coordinator import READY, RUNNING, SETTINGS, ranks, sent
 from .test_health import DOWN, WatchedBench
 
 REPORT = replace(SETTINGS, timeouts=replace(SETTINGS.timeouts, heartbeat_s=120.0))

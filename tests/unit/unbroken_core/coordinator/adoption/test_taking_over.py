@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
+from tests.unit.unbroken_core.coordinator.test_coordinator import GONE, READY, RUNNING, STARTING, STOPPING, Bench
 
 from unbroken_core.coordinator.events import Observed, Send
 from unbroken_core.protocol.messages import (
@@ -17,8 +18,6 @@ from unbroken_core.protocol.messages import (
     WorkerState,
 )
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, Phase, RankReason, Role, WorkerPhase
-
-from .test_coordinator import GONE, READY, RUNNING, STARTING, STOPPING, Bench
 
 RANKS: dict[str, tuple[int | None, int | None]] = {"p0": (0, 1), "p1": (2, 3), "p2": (None, None)}
 

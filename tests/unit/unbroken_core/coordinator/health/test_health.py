@@ -5,6 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.unit.unbroken_core.coordinator.test_coordinator import GONE, READY, RUNNING, SETTINGS, ranks, sent
+from tests.unit.unbroken_core.coordinator.test_moves import MovingBench, order_of
 
 from unbroken_core.coordinator.events import Action, AgentReported
 from unbroken_core.protocol.messages import Halt, Hello, Interrupt, Plan, Report, Respawn
@@ -13,9 +15,6 @@ from unbroken_core.recovery.health import BREAKER_S, BUDGET_S, MAX_BLAMED, SWITC
 from unbroken_core.vocabulary.findings import Finding, Health, Verdict
 from unbroken_core.vocabulary.layers import Layer
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, Rung
-
-from .test_coordinator import GONE, READY, RUNNING, SETTINGS, ranks, sent
-from .test_moves import MovingBench, order_of
 
 LOST = Finding("gpu-events", "GPU-a", Verdict.FATAL, "xid-79", message="XID 79: the GPU has fallen off the bus")
 DOWN = Finding("ports", "mlx5_0/1", Verdict.SUSPECT, "link-down", seen=2)

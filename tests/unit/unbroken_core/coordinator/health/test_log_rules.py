@@ -3,6 +3,16 @@
 from dataclasses import replace
 
 import pytest
+from tests.unit.unbroken_core.coordinator.test_coordinator import (
+    GONE,
+    READY,
+    RUNNING,
+    SETTINGS,
+    STARTING,
+    STOPPING,
+    Bench,
+    sent,
+)
 
 from unbroken_core.coordinator.events import Action, AgentReported
 from unbroken_core.protocol.log_rules.rules import LogRule, LogVerdict
@@ -10,8 +20,6 @@ from unbroken_core.protocol.messages import Activity, Fault, Finish, Interrupt, 
 from unbroken_core.protocol.settings import HealthMode, JobSettings
 from unbroken_core.vocabulary.findings import LOG_LINES, Finding, Health, Verdict
 from unbroken_core.vocabulary.reasons import Cause, Doing, JobPhase, Reason, WorkerPhase
-
-from .test_coordinator import GONE, READY, RUNNING, SETTINGS, STARTING, STOPPING, Bench, sent
 
 RULES = (
     LogRule("end", "x", LogVerdict.FATAL_STOP),

@@ -3,6 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from tests.unit.unbroken_core.coordinator.test_contact import running_plans
+from tests.unit.unbroken_core.coordinator.test_coordinator import GONE, READY, RUNNING, SETTINGS, Bench, sent
+from tests.unit.unbroken_core.coordinator.test_coordinator_growth import count_instructions
 
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.events import Action, AgentDisconnected, AgentReported, Observed
@@ -17,10 +20,6 @@ from unbroken_core.protocol.messages import (
 )
 from unbroken_core.protocol.settings import JobSettings, RungBudget, Timeouts
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung
-
-from .test_contact import running_plans
-from .test_coordinator import GONE, READY, RUNNING, SETTINGS, Bench, sent
-from .test_coordinator_growth import count_instructions
 
 FOUR = JobSettings("digits", replicas=2, spares=2, ranks_per_pod=2)
 PODS = ("p0", "p1", "p2", "p3")

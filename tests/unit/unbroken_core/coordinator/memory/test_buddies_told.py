@@ -3,14 +3,14 @@
 from dataclasses import replace
 from typing import Any
 
+from tests.unit.unbroken_core.coordinator.test_coordinator import Bench
+
 from unbroken_core.coordinator.events import Action, AgentReported, Observed, Send
 from unbroken_core.protocol.messages import Buddies, Observation, Plan, PodObservation, Report, Welcome
 from unbroken_core.protocol.settings import JobSettings
 from unbroken_core.vocabulary.checkpoints import Copy, Held, Holding
 from unbroken_core.vocabulary.layers import Layer
 from unbroken_core.vocabulary.reasons import Cause, WorkerPhase
-
-from .test_coordinator import Bench
 
 RACKS = {"digits-0": "r1", "digits-1": "r1", "digits-2": "r2", "digits-3": "r2", "digits-4": "r3"}
 SETTINGS = JobSettings("digits", replicas=4, min_replicas=2, spares=1, layers=(Layer("rack"),), copies=1, across="rack")
