@@ -188,5 +188,5 @@ PRESET_CONDITIONS = {
 """Types of conditions that are True where something is broken; NVSentinel sets them to True for fatal events only.
 
 Not among them: heat and power, which make a node slow; that a monitor cannot look, which says nothing about the node;
-and that its kubelet or container runtime restarts often, which does not touch who runs. From docs/INTEGRATIONS.md of
-NVSentinel, and config/kernel-monitor.json and readonly-monitor.json of node-problem-detector."""
+and that its kubelet or container runtime restarts often, which does not touch who runs. From NVSentinel's page
+INTEGRATIONS.md, and node-problem-detector's config/kernel-monitor.json and readonly-monitor.json."""
