@@ -6,9 +6,12 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
+from torch.distributed.checkpoint.api import CheckpointException
+
+from unbroken.memory.agreement import all_true
 from unbroken.memory.arena import Saved, Skipped, WorkerSlots, arena_of
 from unbroken.memory.background.handover import DiskSettings, Handover
-from unbroken.memory.disk import DcpFolder, Disk, newest_step
+from unbroken.memory.disk import DcpFolder, Disk, common_steps
 from unbroken.memory.job_disk import KEEP, JobDisk, agreed_job_disk
 from unbroken.memory.place import WorkerInfo, read_every, read_place
 from unbroken.memory.restoring import Restoration, apply
@@ -166,7 +169,8 @@ class Checkpointer:
         """Bring the state back to the newest step that every rank can read; return it, None when there is none.
 
         All ranks of the default group call it together, with their state as it is in a new process. They agree on one
-        step; if any rank cannot read it, all take an older one, then the newest on the disk.
+        step; if any rank cannot read it, all take an older one, in memory or on the disk. Raises CheckpointException
+        when none on the disk can be read: to begin anew would lose all of them.
         """
         began_s = time.monotonic()
         source, step = self._load(state)
@@ -191,27 +195,51 @@ class Checkpointer:
                 self._handover.begin(place)
             except OSError as error:
                 logger.error("no checkpoints are written to the disk: %s", error)
-        on_disk = newest_step(self._disk)
-        restoration = Restoration(arena, place)
+        steps = common_steps(self._disk)
+        problem: CheckpointException | None = None
+        while True:
+            restoration = Restoration(arena, place)
+            step = self._from_memory(restoration, arena, state, steps[0] if steps else None)
+            if step is not None:
+                return "memory", step
+            if problem is not None and not steps:
+                raise problem  # The state may be half loaded.
+            if self._disk is None or not steps:
+                _tell_keeper(arena, restoration.load(LoadSource.NOTHING))
+                return "nothing", None
+            step, problem = steps[0], self._from_disk(self._disk, state, steps.pop(0))
+            if problem is None:
+                _tell_keeper(arena, restoration.load(LoadSource.DISK, step=step))
+                return "disk", step
+
+    def _from_memory(
+        self, restoration: Restoration, arena: WorkerSlots | None, state: MutableMapping[str, Any], on_disk: int | None
+    ) -> int | None:
+        """Take the newest step in memory, unless the disk has a newer one; return it, None when there is none."""
         try:
             chosen = restoration.choose(state, on_disk)
-            if chosen is not None:
-                apply(chosen, state)
-                for name, value in chosen.values.items():
-                    if not hasattr(state[name], "load_state_dict"):
-                        state[name] = value
-                # First: who unmaps a file last that the keeper has given up waits until its pages are free.
-                restoration.close()
-                _tell_keeper(arena, restoration.load(LoadSource.MEMORY, chosen.moment))
-                return "memory", chosen.moment.step
+            if chosen is None:
+                return None
+            apply(chosen, state)
+            for name, value in chosen.values.items():
+                if not hasattr(state[name], "load_state_dict"):
+                    state[name] = value
         finally:
+            # First: who unmaps a file last that the keeper has given up waits until its pages are free.
             restoration.close()
-        if self._disk is None or on_disk is None:
-            _tell_keeper(arena, restoration.load(LoadSource.NOTHING))
-            return "nothing", None
-        self._disk.load(state, on_disk)
-        _tell_keeper(arena, restoration.load(LoadSource.DISK, step=on_disk))
-        return "disk", on_disk
+        _tell_keeper(arena, restoration.load(LoadSource.MEMORY, chosen.moment))
+        return chosen.moment.step
+
+    def _from_disk(self, disk: Disk, state: MutableMapping[str, Any], step: int) -> CheckpointException | None:
+        """Load one on all ranks together; return why it cannot be read, None when all is well."""
+        problem = None
+        try:
+            disk.load(state, step)
+        except CheckpointException as error:
+            problem = error
+        if all_true(problem is None):
+            return None
+        return problem or CheckpointException(f"step {step} cannot be read by another rank", {})
 
     def _take_job_disk(self) -> None:
         """Read and write where the job says. A collective of all ranks."""

@@ -57,17 +57,15 @@ def steps_on_disk(folder: Path) -> list[int]:
     return sorted(found, reverse=True)
 
 
-def newest_step(disk: Disk | None) -> int | None:
-    """Return the newest step that all ranks see on the disk; None when there is none. A collective of all ranks."""
+def common_steps(disk: Disk | None) -> list[int]:
+    """Return the steps that all ranks see on the disk, the newest first. A collective of all ranks."""
     own = [] if disk is None else sorted(disk.steps(), reverse=True)[:1000]
     seen = [{row[0] for row in of_rank} for of_rank in gather([[step] for step in own], 1)]
-    common = set.intersection(*seen)
-    return max(common, default=None)
+    return sorted(set.intersection(*seen), reverse=True)
 
 
 def load_from_disk(folder: Path, state: MutableMapping[str, Any], step: int) -> int:
     """Load on all ranks together. Raises CheckpointException when a rank cannot: its state may be half loaded."""
-    logger.warning("restored from the disk: step=%d folder=%s", step, folder)
     # It replaces what has no state_dict of its own.
     values = dict(state)
     path = folder / _name(folder, step)
@@ -82,6 +80,7 @@ def load_from_disk(folder: Path, state: MutableMapping[str, Any], step: int) -> 
         logger.exception("checkpoint on the disk cannot be read: step=%d folder=%s", step, folder)
         raise
     state.update(values)
+    logger.warning("restored from the disk: step=%d folder=%s", step, folder)
     return step
 
 

@@ -1,0 +1,115 @@
+"""Checkpoints on the disk that cannot be read: all ranks take an older one, in memory or on the disk, or fail."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from unbroken.memory import Checkpointer
+
+from .conftest import LivePod
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
+LIMIT_S = 280.0
+RANK = """
+import sys
+import torch, torch.distributed as dist
+from unbroken.memory import Checkpointer
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+state = {"w": torch.zeros(100)}
+done = Checkpointer(disk=sys.argv[1]).load(state)
+print("\\n", done, state["w"].sum().item(), flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def cut(checkpoint: Path) -> None:
+    """Cut off the end of what says what is in a checkpoint."""
+    file = checkpoint / ".metadata"
+    file.write_bytes(file.read_bytes()[:100])
+
+
+def lose(checkpoint: Path) -> None:
+    """Remove a file with tensors."""
+    next(checkpoint.glob("*.distcp")).unlink()
+
+
+def fill(checkpoint: Path) -> None:
+    """Put garbage in the place of a checkpoint."""
+    shutil.rmtree(checkpoint)
+    checkpoint.mkdir()
+    (checkpoint / ".metadata").write_bytes(b"garbage")
+
+
+def saved(folder: Path, *steps: int) -> Path:
+    """Save these steps in a folder; the values are the step."""
+    for step in steps:
+        save({"w": torch.full((100,), float(step))}, checkpoint_id=folder / f"step-{step}")
+    return folder
+
+
+@pytest.mark.parametrize("spoil", [cut, lose, fill])
+def test_an_older_one_is_taken_where_the_newest_cannot_be_read(
+    tmp_path: Path, spoil: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = saved(tmp_path, 10, 20, 30)
+    spoil(folder / "step-30")
+    state = {"w": torch.zeros(100)}
+    assert Checkpointer(disk=folder).load(state) == 20
+    assert state["w"].tolist() == [20.0] * 100
+    assert "cannot be read: step=30" in caplog.text
+    assert "restored from the disk: step=20" in caplog.text
+    assert "restored from the disk: step=30" not in caplog.text
+
+
+def test_nothing_begins_anew_where_none_can_be_read(tmp_path: Path) -> None:
+    folder = saved(tmp_path, 10, 20)
+    cut(folder / "step-10")
+    lose(folder / "step-20")
+    with pytest.raises(CheckpointException):
+        Checkpointer(disk=folder).load({"w": torch.zeros(100)})
+
+
+def test_a_step_in_memory_is_taken_where_a_newer_one_on_the_disk_cannot_be_read(pod: LivePod, tmp_path: Path) -> None:
+    pod.start()
+    Checkpointer().save({"w": torch.full((100,), 15.0)}, 15)
+    folder = saved(tmp_path, 10, 20)
+    fill(folder / "step-20")
+    state = {"w": torch.zeros(100)}
+    pod.be(iteration=1)
+    assert Checkpointer(disk=folder).load(state) == 15
+    assert state["w"].tolist() == [15.0] * 100
+
+
+def test_all_ranks_take_an_older_one_where_a_single_one_cannot_read_the_newest(tmp_path: Path) -> None:
+    folders = [saved(tmp_path / str(rank), 10, 20) for rank in range(3)]
+    lose(folders[1] / "step-20")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, folder],
+            env={**common, "WORLD_SIZE": "3", "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank, folder in enumerate(folders)
+    ]
+    try:
+        answers = [one.communicate(timeout=LIMIT_S)[0] for one in ranks]
+    finally:
+        for one in ranks:
+            one.kill()
+            one.wait()
+    assert [answer.split()[-2:] for answer in answers] == [["10", "1000.0"]] * 3
