@@ -8,6 +8,10 @@ first. "First" are the saves into both slots right after `reserve`, in fresh slo
 
 On a machine that is busy with other things give `--threads 1`: torch's threads meet after each tensor, and wait there
 for whichever of them has no processor. That makes single copies a hundred times slower, ours and the plain ones.
+
+    python benchmarks/memory.py --restarts 10
+
+measures something else: a restart while checkpoints are copied to other pods (see memory_restart.py).
 """
 
 import argparse
@@ -25,6 +29,7 @@ from typing import Any
 
 import torch
 
+import memory_restart
 from unbroken.memory import Checkpointer, Saved
 from unbroken_core.pod.memory_messages import KEEPER_SOCKET
 from unbroken_core.protocol.settings import JobSettings
@@ -157,7 +162,12 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=7, help="runs (7)")
     parser.add_argument("--threads", type=int, help="threads of torch (its own choice)")
     parser.add_argument("--processes", type=int, default=1, help="how many of these run at once (1)")
+    parser.add_argument("--restarts", type=int, default=0, help="restarts of each kind, in a job with copies (0)")
+    parser.add_argument("--loud", action="store_true", help="show what that job says")
     options = parser.parse_args()
+    if options.restarts:
+        print(json.dumps(memory_restart.measure(options.mib << 20, options.restarts, options.loud)))
+        return 0
     if options.processes > 1:
         return run_together(options.processes, sys.argv[1:])
     if options.threads is not None:

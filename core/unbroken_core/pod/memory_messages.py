@@ -5,7 +5,7 @@ keeper -> worker   Reserved or NoRoom; Found; Fetched or NotFetched; Done
 
 Agent and keeper talk on pipes, which no trainer reaches: the keeper is the agent's child.
 
-agent -> keeper    Copying, Certificate, Buddies; all that holds, anew to each keeper
+agent -> keeper    Copying, Certificate, Buddies, Restarting; all that holds, anew to each keeper
 keeper -> agent    Counted, Holds, CertificateRequest; each whenever it has changed
 """
 
@@ -221,7 +221,14 @@ class Copying:
     copies: int
 
 
+@dataclass(frozen=True)
+class Restarting:
+    """This iteration is over, and all ranks restart: leave processors and network to them until they have restored."""
+
+    iteration: int
+
+
 ToKeeper = Union[Reserve, Sealed, Find, FetchShard, Loaded, Measured, Written]
 FromKeeper = Union[Reserved, NoRoom, Found, Fetched, NotFetched, Done]
-OfAgent = Union[Copying, Certificate, Buddies]
+OfAgent = Union[Copying, Certificate, Buddies, Restarting]
 ToAgent = Union[Counted, Holds, CertificateRequest]

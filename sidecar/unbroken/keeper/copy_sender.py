@@ -15,7 +15,7 @@ from pathlib import Path
 
 from unbroken.keeper.arena import Arena
 from unbroken.keeper.digests import read_digests, read_slot_head
-from unbroken.keeper.peer_link import Link, LinkError, connect
+from unbroken.keeper.peer_link import Link, LinkError, Pause, connect, parts_of
 from unbroken.keeper.pinning import Order
 from unbroken.keeper.reading import ReadLock, SlotBusyError
 from unbroken_core.pod.memory_slots import NUM_SLOTS, Head, Moment, SlotState, digests_name, slot_name
@@ -46,12 +46,14 @@ class CopySender:
         self, peer: Peer, context: ssl.SSLContext, arena: Arena, *, ranks_per_pod: int, bytes_per_s: float = 0.0,
         on_progress: Callable[[], None] = lambda: None, began_with: Callable[[Moment], Load | None] = lambda _: None,
         on_copied: Callable[[int], None] = lambda _: None, first: Callable[[], Order | None] = lambda: None,
+        pause: Pause | None = None,
     ) -> None:  # fmt: skip
         """`bytes_per_s`: at most so many on average, 0 for no limit. `on_progress` is called in the sender's thread.
 
         `began_with` returns what the iteration of a checkpoint went back to. `on_copied` is told the bytes of each one
         that was sent, and is kept. `first` returns the step that goes before all that is newer, if it is here.
         """
+        self._pause = Pause() if pause is None else pause
         self._first = first
         self._on_copied = on_copied
         self._began_with = began_with
@@ -178,7 +180,9 @@ class CopySender:
         began_s, num_bytes = time.monotonic(), 0
         for block in range(num_blocks):
             for chunk in slot.chunks(block):
-                link.send_content(chunk)
+                for part in parts_of(chunk):
+                    self._pause.wait()
+                    link.send_content(part)
                 num_bytes += len(chunk)
                 if self._over.is_set():
                     raise LinkError("copies go elsewhere now")

@@ -5,17 +5,19 @@ where the processors are busy.
 """
 
 import logging
+import os
 import socket
 import ssl
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import closing
 from typing import Protocol
 
 from unbroken.keeper.arena import Arena, SealedSlot
 from unbroken.keeper.copies import Copies, NotKeptError
 from unbroken.keeper.digests import read_digests
-from unbroken.keeper.peer_link import Link, LinkError, accept
+from unbroken.keeper.peer_link import Link, LinkError, Pause, accept, parts_of
 from unbroken.keeper.peer_places import PeerPlace, PeerPlaces
 from unbroken.keeper.rarely import Rarely
 from unbroken.keeper.reading import ReadLock, SlotBusyError
@@ -34,6 +36,8 @@ from unbroken_core.protocol.bounds import MAX_BLOCKS
 from unbroken_core.vocabulary.errors import assert_never
 
 logger = logging.getLogger(__name__)
+
+_NICE = 19
 
 
 class Target(Protocol):
@@ -57,10 +61,12 @@ class CopyServer:
         arena: Arena,
         copies: Copies,
         *,
+        pause: Pause | None = None,
         on_kept: Callable[[], None] = lambda: None,
         count_refused: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_kept` is called in the thread of a connection, once a copy is whole."""
+        self._pause = pause
         self._on_kept = on_kept
         self._count_refused = count_refused
         self._listener = listener
@@ -157,7 +163,7 @@ class CopyServer:
             return
         with closing(receiving):
             link.send(Wanted())
-            problem = receive_content(link, receiving)
+            problem = _stand_back(lambda: receive_content(link, receiving, pause=self._pause))
             if problem:
                 logger.error("copy refused: owner=%s step=%d: %s", link.pod_uid[:200], head.moment.step, problem)
                 link.send(Declined(problem[:2000]))
@@ -204,6 +210,28 @@ class CopyServer:
         return True
 
 
+def _stand_back(receive: Callable[[], str]) -> str:
+    """Do it in a thread that leaves the processors to whoever trains: none can take its priority back afterwards.
+
+    What comes before it does not stand back: it has locks for which a restore waits.
+    """
+    received: Future[str] = Future()
+
+    def run() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        try:
+            received.set_result(receive())
+        except BaseException as error:
+            received.set_exception(error)
+
+    try:
+        threading.Thread(target=run, daemon=True).start()
+    except RuntimeError:
+        # The limit on processes of the pod, which its trainer may have used up.
+        return receive()
+    return received.result()
+
+
 def checked_head(text: str, checksums: tuple[int, ...]) -> Head:
     """Return the head that a message names. Raises NotKeptError."""
     try:
@@ -219,7 +247,7 @@ def checked_head(text: str, checksums: tuple[int, ...]) -> Head:
     return head
 
 
-def receive_content(link: Link, receiving: Target, blocks: range | None = None) -> str:
+def receive_content(link: Link, receiving: Target, blocks: range | None = None, pause: Pause | None = None) -> str:
     """Receive blocks, all by default; return what is wrong with them, "" when all is well. Raises LinkError, OSError.
 
     All are received, even after the first that is wrong: the connection stays of use.
@@ -228,7 +256,10 @@ def receive_content(link: Link, receiving: Target, blocks: range | None = None) 
     problem = ""
     for block in range(num_blocks(receiving.content_bytes)) if blocks is None else blocks:
         view = buffer[: min(BLOCK_BYTES, receiving.content_bytes - block * BLOCK_BYTES)]
-        link.receive_into(view)
+        for part in parts_of(view):
+            if pause is not None:
+                pause.wait()
+            link.receive_into(part)
         try:
             receiving.write(block, view)
         except NotKeptError as error:

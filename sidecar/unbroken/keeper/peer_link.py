@@ -9,6 +9,7 @@ import os
 import socket
 import ssl
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,10 @@ from unbroken_core.vocabulary.errors import InputError, WireError
 HANDSHAKE_S = 5.0
 STALL_S = 20.0
 CHUNK_BYTES = 1 << 20
+PAUSE_S = 5.0
+"""So long a pause lasts at most: the other side ends a connection on which nothing moves for STALL_S."""
+_PART_BYTES = 1 << 18
+"""What is moved at most once a pause has begun."""
 _LENGTH = struct.Struct(">I")
 
 
@@ -185,3 +190,45 @@ def _secured(plain: socket.socket, context: ssl.SSLContext, is_server: bool) -> 
         stream.close()
         raise LinkError("the certificate names no pod")
     return Link(stream, pod_uid)
+
+
+class Pause:
+    """While all ranks restart no copy moves: they wait for each other, and one that waits for a processor delays all.
+
+    It ends once a worker of a later iteration has restored, and in any case soon. Used by all threads of a keeper.
+    """
+
+    def __init__(self, limit_s: float = PAUSE_S) -> None:
+        self._limit_s = limit_s
+        self._changed = threading.Condition()
+        self._over = -1
+        """The newest iteration that is known to be over."""
+        self._until_s = -math.inf
+
+    def begin(self, iteration: int) -> None:
+        """This iteration is over. What is said again changes nothing."""
+        with self._changed:
+            if iteration > self._over:
+                self._over, self._until_s = iteration, time.monotonic() + self._limit_s
+
+    def end(self, iteration: int) -> None:
+        """A worker has restored in this iteration."""
+        with self._changed:
+            if iteration > self._over:
+                # Also if the agent has not said yet that the one before is over: it would be too late.
+                self._over, self._until_s = iteration - 1, -math.inf
+                self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Return once it is over."""
+        # Without the lock first: this is asked for each part of a copy.
+        while (left_s := self._until_s - time.monotonic()) > 0:
+            with self._changed:
+                self._changed.wait(left_s)
+
+
+def parts_of(chunk: memoryview) -> Iterator[memoryview]:
+    """Yield the same bytes in parts, between which to pause. Each is released before the next one is taken."""
+    for start in range(0, len(chunk), _PART_BYTES):
+        with chunk[start : start + _PART_BYTES] as part:
+            yield part

@@ -2,6 +2,7 @@
 
 agent  Copying      ->  a key is made, and a listener opened      ->  CertificateRequest
        Certificate  ->  connections of others are accepted
+       Restarting  ->  senders pause, until a worker says what was restored
        Buddies      ->  senders to those who keep this pod's copies; copies are taken, and dropped
 """
 
@@ -17,11 +18,11 @@ from unbroken.keeper.copies import Copies
 from unbroken.keeper.copy_sender import CopySender
 from unbroken.keeper.copy_server import CopyServer
 from unbroken.keeper.counting import Counting
-from unbroken.keeper.peer_link import Identity
+from unbroken.keeper.peer_link import Identity, Pause
 from unbroken.keeper.peer_places import MAX_MEMBERS
 from unbroken.keeper.pinning import Order, Pins
 from unbroken.keeper.telling import Telling
-from unbroken_core.pod.memory_messages import Copying, OfAgent
+from unbroken_core.pod.memory_messages import Copying, OfAgent, Restarting
 from unbroken_core.protocol.messages import Buddies, Certificate, CertificateRequest
 from unbroken_core.protocol.settings import MAX_RANKS_PER_POD
 from unbroken_core.vocabulary.checkpoints import MAX_COPIES_TOLD, Key, Peer
@@ -51,6 +52,7 @@ class Replication:
         """Of what other threads look at."""
         self._certified = threading.Condition(self._guard)
         self._senders: dict[Peer, CopySender] = {}
+        self._pause = Pause()
         self._context: ssl.SSLContext | None = None
 
     def obey(self, message: OfAgent, ask: Callable[[CertificateRequest], None]) -> None:
@@ -66,6 +68,8 @@ class Replication:
             case Buddies():
                 self._buddies = message
                 self._settle()
+            case Restarting(iteration=iteration):
+                self._pause.begin(iteration)
             case _:
                 assert_never(message)
 
@@ -74,6 +78,10 @@ class Replication:
         self._pins.note()
         self._tell_pinned()
         self._wake()
+
+    def restored(self, iteration: int) -> None:
+        """A worker has restored in this iteration."""
+        self._pause.end(iteration)
 
     def _let_go(self) -> None:
         self._tell_pinned()
@@ -122,6 +130,7 @@ class Replication:
                 server_context,
                 self._arena,
                 self._copies,
+                pause=self._pause,
                 on_kept=self._telling.changed,
                 count_refused=self._counting.refused,
             )
@@ -159,6 +168,7 @@ class Replication:
             self._arena,
             ranks_per_pod=self._config.ranks_per_pod,
             bytes_per_s=self._config.copy_bytes_per_s,
+            pause=self._pause,
             on_progress=self._tell,
             on_copied=self._counting.copied,
             first=lambda: self._pins.following,

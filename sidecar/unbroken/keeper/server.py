@@ -195,6 +195,7 @@ class Keeper:
                 self._telling.loaded(load)
                 self._replication.note()
                 self._fetcher.clear()
+                self._replication.restored(load.iteration)
                 return Done()
             case Measured():
                 self._measured(message)

@@ -7,7 +7,7 @@ with another key of the job the rendezvous signs with another one.
 """
 
 from unbroken.agent.decisions.events import Action, KeeperAsked, KeeperStarted, SendToKeeper, SendToRendezvous
-from unbroken_core.pod.memory_messages import Copying, OfAgent
+from unbroken_core.pod.memory_messages import Copying, OfAgent, Restarting
 from unbroken_core.protocol.messages import Buddies, Certificate, CertificateRequest
 
 
@@ -46,15 +46,16 @@ class Keeping:
         else:
             self._certificate = message
 
-    def settle(self, is_accepted: bool) -> list[Action]:
-        """Return what is due."""
+    def settle(self, is_accepted: bool, interrupted: int | None = None) -> list[Action]:
+        """Return what is due. `interrupted`: the iteration that is over, while no plan follows it; else None."""
         if self._copying is None or not self._is_running:
             return []
         actions: list[Action] = []
         if self._copying.copies > 0 and is_accepted and self._request is not None and not self._is_asked:
             self._is_asked = True
             actions.append(SendToRendezvous(self._request))
-        for message in (self._copying, self._certificate, self._buddies):
+        over = Restarting(interrupted) if interrupted is not None and self._copying.copies > 0 else None
+        for message in (over, self._copying, self._certificate, self._buddies):
             if message is None or (self._copying.copies == 0 and type(message) not in self._told):
                 continue
             if self._told.get(type(message)) != message:

@@ -413,7 +413,9 @@ class PodMember:
         if self.settings.log_rules and self.log_lines.note_entries(self.places, self.workers, now_s):
             self._note_health()
         actions += self._report(now_s)
-        actions += self._keeping.settle(self.is_accepted)
+        instructions = self.instructions
+        is_between = instructions.interrupted >= 0 and not instructions.is_plan_in_force
+        actions += self._keeping.settle(self.is_accepted, instructions.interrupted if is_between else None)
         actions += self._end(now_s)
         return actions
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from unbroken.agent.adapters.keeper_view import KeeperView
 from unbroken.agent.decisions.events import KeeperAsked, KeeperStarted, SendToKeeper, SendToRendezvous
 from unbroken.agent.decisions.keeping import Keeping
-from unbroken_core.pod.memory_messages import Copying
+from unbroken_core.pod.memory_messages import Copying, Restarting
 from unbroken_core.protocol.messages import Buddies, Certificate, CertificateRequest
 from unbroken_core.vocabulary.checkpoints import Held, Peer
 
@@ -89,3 +89,24 @@ def test_a_keeper_that_is_started_again_stays_where_others_know_it(tmp_path: Pat
     assert (view.look().host, view.look().port) == ("host", 7)
     view.note(Held("", port=8))
     assert view.port == 8
+
+
+def test_a_keeper_with_copies_is_told_once_of_each_iteration_that_is_over_until_a_plan_follows() -> None:
+    keeping = started()
+    keeping.welcome(1)
+    keeping.settle(True)
+    assert keeping.settle(True, 3) == [SendToKeeper(Restarting(3))]
+    assert keeping.settle(True, 3) == []
+    assert keeping.settle(True) == []
+    assert keeping.settle(False, 4) == [SendToKeeper(Restarting(4))]
+    # One that was killed meanwhile finds the restart still going on, or over.
+    keeping.note_keeper(KeeperStarted())
+    assert keeping.settle(True, 4) == [SendToKeeper(Restarting(4)), SendToKeeper(Copying(1))]
+    keeping.note_keeper(KeeperStarted())
+    assert keeping.settle(True) == [SendToKeeper(Copying(1))]
+
+
+def test_a_keeper_without_copies_is_told_of_no_restart() -> None:
+    keeping = started()
+    keeping.welcome(0)
+    assert keeping.settle(True, 3) == []

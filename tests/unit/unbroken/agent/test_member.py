@@ -12,11 +12,13 @@ from unbroken.agent.decisions.events import (
     Disconnected,
     Event,
     Exit,
+    KeeperStarted,
     LauncherAttached,
     LauncherLost,
     LauncherReported,
     Remember,
     RendezvousSent,
+    SendToKeeper,
     SendToLauncher,
     SendToRendezvous,
     SendToWorker,
@@ -28,6 +30,7 @@ from unbroken.agent.decisions.events import (
     WorkerReported,
 )
 from unbroken.agent.decisions.member import PodMember
+from unbroken_core.pod.memory_messages import Restarting
 from unbroken_core.pod.pod_messages import (
     UNKNOWN_EXIT,
     Attach,
@@ -297,6 +300,15 @@ def test_interruption_is_passed_to_both_workers_once_and_readiness_ends_its_time
         pod.step(WorkerReported(rank, 0, ready(rank, 0)))
     assert not any(isinstance(action, SendToLauncher) for action in pod.after(1000))
     assert [worker.fault for worker in pod.member.workers] == [None, None]
+
+
+def test_keeper_that_copies_hears_of_an_interruption_after_the_workers_and_of_no_plan() -> None:
+    pod = Pod()
+    pod.run()
+    pod.step(Connected(), RendezvousSent(Welcome(PROTOCOL, 1, 5.0, copies=1)), KeeperStarted())
+    leaves = [SendToWorker(rank, Leave(0, Cause.EXCEPTION, 3, "boom")) for rank in (0, 1)]
+    assert pod.hear(interrupt(0)) == [*leaves, SendToKeeper(Restarting(0))]
+    assert not any(isinstance(action, SendToKeeper) for action in pod.hear(plan(1)))
 
 
 def test_worker_that_does_not_leave_in_hard_minus_soft_is_ended_and_named() -> None:

@@ -104,6 +104,41 @@ def test_what_is_written_while_a_list_is_on_its_way_is_kept() -> None:
     assert names(store) == [("digits-0", "a", "Failed"), ("digits-1", "created meanwhile", "Running")]
 
 
+def test_an_answer_that_comes_after_the_end_of_what_was_made_makes_it_no_second_time() -> None:
+    """The operator believed for ever that the rendezvous had a Service, which somebody had deleted at once."""
+    store, services = PodStore(lambda _: None), ServiceStore(lambda _: None)
+    services.upsert(a_service(8))
+    services.remove(a_service(9))
+    services.upsert(a_service(8))
+    assert services.of_job(KEY) is None
+    services.upsert(a_service(10, uid="the next one"))
+    assert services.of_job(KEY) is not None
+    store.upsert(a_pod("digits-0", version=8, uid="a"))
+    store.remove(a_pod("digits-0", version=9, uid="a"))
+    store.upsert(a_pod("digits-0", version=8, uid="a"))
+    assert names(store) == []
+
+
+@pytest.mark.parametrize("namespace", ["ml", None])
+def test_an_answer_that_comes_after_a_list_without_what_was_made_makes_it_no_second_time(namespace: str | None) -> None:
+    """The watch was broken when it was made and deleted."""
+    store, services = PodStore(lambda _: None), ServiceStore(lambda _: None)
+    listed(services, [], 10, namespace)
+    listed(store, [], 10, namespace)
+    services.upsert(a_service(8))
+    store.upsert(a_pod("digits-0", version=8, uid="a"))
+    assert services.of_job(KEY) is None
+    assert names(store) == []
+    services.upsert(a_service(11))
+    store.upsert(a_pod("digits-0", version=11, uid="b"))
+    assert services.of_job(KEY) is not None
+    assert names(store) == [("digits-0", "b", "Running")]
+    # The history was replaced: versions are lower now.
+    listed(services, [], 3, namespace)
+    services.upsert(a_service(4))
+    assert services.of_job(KEY) is not None
+
+
 def test_a_list_of_one_namespace_says_nothing_of_others() -> None:
     """An operator of several namespaces took the pods of all but the last one for gone at its start."""
     store, services = PodStore(lambda _: None), ServiceStore(lambda _: None)
