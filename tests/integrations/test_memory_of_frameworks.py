@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.integration.sidecar.test_many_restarts import Holding, growth
+from tests.integration.sidecar.run.test_many_restarts import Holding, growth
 
 ROOT = Path(__file__).parents[2]
 RESTARTS = int(os.environ.get("TEST_RESTARTS", "1000"))

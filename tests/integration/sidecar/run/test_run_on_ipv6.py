@@ -8,11 +8,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.integration.sidecar.conftest import WORKLOAD, RunningJob
 from tests.waiting import LIMIT_S
 
-from .conftest import WORKLOAD, RunningJob
-
-PROGRAM = Path(__file__).with_name("ipv6_run.py")
+PROGRAM = Path(__file__).parents[1] / "ipv6_run.py"
 PORTS = (29600, 29601, 29602)
 """Of the rendezvous, of its metrics, and of the agent's."""
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 Start = Callable[..., Any]
-WORKLOAD = str(Path(__file__).with_name("policy_workload.py"))
+WORKLOAD = str(Path(__file__).parents[1] / "policy_workload.py")
 
 
 def start(start_job: Start, monkeypatch: pytest.MonkeyPatch, policy: str, *options: str) -> Any:

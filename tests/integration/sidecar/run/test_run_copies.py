@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.sidecar.conftest import RunningJob
+from tests.integration.sidecar.memory_runs import WORKLOAD, Calm, losses, restored
 from tests.processes import environment_of
 
 from unbroken.folders import lock_folder
 from unbroken.memory.disk import steps_on_disk
-
-from .conftest import RunningJob
-from .memory_runs import WORKLOAD, Calm, losses, restored
 
 EVERY = 2
 COPIES = ("--memory", "8Mi", "--memory-replicas", "1", "--reconnect-timeout", "60")

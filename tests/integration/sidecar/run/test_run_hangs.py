@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-WORKLOAD = Path(__file__).with_name("hang_workload.py")
-KINDS = Path(__file__).with_name("hang_kinds_workload.py")
+WORKLOAD = Path(__file__).parents[1] / "hang_workload.py"
+KINDS = Path(__file__).parents[1] / "hang_kinds_workload.py"
 
 
 @pytest.mark.timeout(200)

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.integration.sidecar.memory_runs import Calm, losses, restored, train
 from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from unbroken.memory.disk import steps_on_disk
 from unbroken.memory.lazy_state import make_lazy_state
-
-from .memory_runs import Calm, losses, restored, train
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 

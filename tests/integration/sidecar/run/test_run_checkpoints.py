@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-WORKLOAD = str(Path(__file__).with_name("checkpoint_workload.py"))
+WORKLOAD = str(Path(__file__).parents[1] / "checkpoint_workload.py")
 
 
 @pytest.mark.timeout(300)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.integration.sidecar.test_launcher_processes import AgentDouble
+from tests.integration.sidecar.launch.test_launcher_processes import AgentDouble
 from tests.processes import is_gone, words_of
 from tests.waiting import wait_until
 

@@ -13,7 +13,7 @@ from unbroken_core.protocol import wire
 from unbroken_core.protocol.messages import Observation, PodObservation
 from unbroken_core.vocabulary.reasons import Cause
 
-WORKLOAD = Path(__file__).with_name("moves_workload.py")
+WORKLOAD = Path(__file__).parents[1] / "moves_workload.py"
 
 
 def steps_of(folder: Path, rank: int) -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-WORKLOAD = str(Path(__file__).with_name("stall_workload.py"))
+WORKLOAD = str(Path(__file__).parents[1] / "stall_workload.py")
 
 
 @pytest.mark.timeout(300)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 Start = Callable[..., Any]
-WORKLOAD = Path(__file__).with_name("ends_workload.py")
+WORKLOAD = Path(__file__).parents[1] / "ends_workload.py"
 
 
 @pytest.mark.timeout(500)

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.sidecar.memory_runs import SHAPE, Calm, losses, restored, train
 
 from unbroken.folders import lock_folder
-
-from .memory_runs import SHAPE, Calm, losses, restored, train
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -293,7 +293,7 @@ def test_script_that_cannot_get_ready_fails_the_job_with_its_reason(start_job: S
 @pytest.mark.timeout(200)
 def test_grandchildren_die_with_their_worker_and_nothing_outlives_the_run(start_job: Start) -> None:
     """4.27: the process group is killed, so that no data loader survives."""
-    workload = Path(__file__).with_name("sidecar_workload.py")
+    workload = Path(__file__).parents[1] / "sidecar_workload.py"
     job = start_job("--pods", "1", "--ranks-per-pod", "2", command=[str(workload), "bare", "--grandchild"])
     before = job.wait_started(0, 2)
     old = [int(event.name.split("-")[1]) for event in job.events("grandchild") if event.pid == before[0]]

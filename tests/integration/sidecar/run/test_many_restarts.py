@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-WORKLOAD = Path(__file__).with_name("restarts_workload.py")
+WORKLOAD = Path(__file__).parents[1] / "restarts_workload.py"
 NUM_RANKS = 4
 PARTS = ("unbroken.rendezvous", "unbroken.agent", "unbroken.launch")
 MEMORY_KIB = 1024

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-WORKLOAD = str(Path(__file__).with_name("straggler_workload.py"))
+WORKLOAD = str(Path(__file__).parents[1] / "straggler_workload.py")
 RANKS = 4
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-WORKLOAD = str(Path(__file__).with_name("log_workload.py"))
+WORKLOAD = str(Path(__file__).parents[1] / "log_workload.py")
 
 
 def start(start_job: Callable[..., Any], kind: str, *rules: dict[str, Any], options: tuple[str, ...] = ()) -> Any:
