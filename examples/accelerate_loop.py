@@ -55,9 +55,10 @@ def train(folder: str, call: inprocess.CallWrapper) -> None:
     if done == NUM_STEPS:
         return
     batches.start_at(done)
+    loader = iter(DataLoader(data, batch_sampler=batches))  # before the restore: it draws a random number
     if done:
         random_numbers.restore(restored["random"], rank, world_size, seed=done)
-    for step, batch in enumerate(DataLoader(data, batch_sampler=batches), start=done + 1):
+    for step, batch in enumerate(loader, start=done + 1):
         if (call.iteration, rank, step) == (0, 1, 7):
             raise RuntimeError("rank 1 fails once")
         x, labels = send_to_device(batch, accelerator.device)

@@ -50,7 +50,8 @@ def train(folder: str, call: inprocess.CallWrapper) -> None:
         optimizer.step()
         with call.atomic():  # a fault elsewhere waits until this rank has saved
             checkpoints.save(state, step)
-            if step % 10 == 0:
+        if step % 10 == 0:
+            with call.checkpoint():  # not in atomic(): it waits for the other ranks, one of which may have failed
                 save(state, checkpoint_id=f"{folder}/step-{step}")
         call.ping(step=step)
     if rank == 0:

@@ -59,9 +59,10 @@ def train(call: inprocess.CallWrapper) -> None:
         optimizer.step()
         with call.atomic():
             checkpoints.save(captured(), step)
-            if step % SAVE_EVERY == 0:
-                save(captured(), checkpoint_id=OUT / "disk" / f"step-{step}")
             note_step(step, call, model)
+        if step % SAVE_EVERY == 0:
+            with call.checkpoint():
+                save(captured(), checkpoint_id=OUT / "disk" / f"step-{step}")
         break_after(step, call)
         call.ping(step=step)
     finish(model, NUM_STEPS, call)
