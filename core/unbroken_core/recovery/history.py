@@ -96,6 +96,7 @@ class Incident:
     """Of a hang: whom the evidence of all ranks names; None until it is judged."""
     found_s: float | None = None
     """When a new coordinator learned of a loss that it was not there to see; None: it saw it itself."""
+    _first: FaultRecord | None = field(default=None, init=False)
     _culprit: FaultRecord | None = field(default=None, init=False)
     _hang: FaultRecord | None = field(default=None, init=False)
     """The first report of a hang."""
@@ -160,6 +161,7 @@ class Incident:
         if known is not None and known.cause.severity >= fault.cause.severity:
             return False
         self.faults[key] = fault
+        self._first = self._first or fault
         if fault.is_hang and self._hang is None:
             self._hang = fault
         if fault.cause in _HANGS and (self._stood is None or _weight(fault) > _weight(self._stood)):
@@ -211,8 +213,15 @@ class Incident:
     def finish(self, now_s: float) -> None:
         """Note that it is over."""
         self.ended_s = now_s
-        detect_s = self.culprit.detect_s if self.found_s is None else self.found_s - self.started_s
-        self.phase_s[Phase.DETECT.value] = detect_s
+        self.phase_s[Phase.DETECT.value] = self._detect_s()
+
+    def _detect_s(self) -> float:
+        """Return how long something was wrong before this began. What was found later, such as a worker that did not
+        leave in time, took its time within."""
+        if self.found_s is not None:
+            return self.found_s - self.started_s
+        culprit = self.culprit
+        return max(self.started_s - min(culprit.at_s, (self._first or culprit).at_s), 0.0)
 
     def add_phase(self, phase: Phase, seconds: float) -> None:
         """Add to a phase: a recovery that is interrupted goes through its phases several times."""

@@ -54,3 +54,25 @@ def test_culprit(faults: list[FaultRecord], culprit: str) -> None:
     for fault in faults:
         incident.add(fault)
     assert incident.culprit.pod_uid == culprit
+
+
+@pytest.mark.parametrize(
+    ("faults", "detect_s"),
+    [
+        # The others could not leave, which is noticed half a minute after the exception; that is no detection of it.
+        ([FaultRecord(Cause.EXCEPTION, "a", 0, 72.0, 0.0), FaultRecord(Cause.HARD_TIMEOUT, "b", 0, 72.5, 30.0)], 0.0),
+        # A hang counts from its last sign of life, whatever becomes of it later.
+        ([FaultRecord(Cause.SOFT_TIMEOUT, "b", 0, 64.0, 8.0), FaultRecord(Cause.HARD_TIMEOUT, "b", 0, 72.0, 4.0)], 8.0),
+        # Others report the break of a connection first; that pod had been silent before.
+        (
+            [FaultRecord(Cause.EXCEPTION, "a", 0, 72.0, 0.0), FaultRecord(Cause.HEARTBEAT_LOST, "c", None, 67.0, 9.0)],
+            5.0,
+        ),
+    ],
+)
+def test_detection_is_over_when_the_recovery_begins(faults: list[FaultRecord], detect_s: float) -> None:
+    incident = Incident(1, 72.0, 0, 2)
+    for fault in faults:
+        incident.add(fault)
+    incident.finish(103.0)
+    assert incident.phase_s["detect"] == detect_s
