@@ -59,6 +59,7 @@ _ENDS = {
 _CAUSES = {
     "soft-timeout": "if steps may take this long, raise timeouts.softSeconds; else find where {who} stood still",
     "log-rule": "see what {who} printed before the line that the rule is about",
+    "hang by a log rule": "if the line may take this long, raise the rule's seconds; else see where {who} stood still",
     "hard-timeout": "find what {who} does that cannot be interrupted; its log ends there",
     "process-signal": "signal 9: compare the pod's memory limit with its use; others: a crash in native code",
     "process-exit": "read the end of the log of the rank",
@@ -105,7 +106,8 @@ def next_steps(job: JobRecord, now: datetime) -> tuple[str, ...]:
 def fault_steps(job: JobRecord, fault: FaultSummary) -> list[str]:
     """Return how to look into one fault."""
     steps = []
-    words = _CAUSES.get(fault.cause)
+    by_rule = fault.cause == Cause.SOFT_TIMEOUT and fault.detail.startswith("log rule ")
+    words = _CAUSES.get("hang by a log rule" if by_rule else fault.cause)
     if words is not None and (fault.node or "{node}" not in words):
         who = "each rank, as listed in the fault," if fault.rank is None else f"rank {fault.rank}"
         steps.append(_with_options(job, words.format(who=who, node=quote(fault.node))))

@@ -101,6 +101,8 @@ class JobRecord:
     """ettr, ettr_capacity and goodput_allocated."""
     memory: str = ""
     """What its checkpoints in memory are worth; empty of a job without, or where nobody has told."""
+    forgotten: str = ""
+    """Why faults before those of `faults` are not known; empty where they are, or there were none."""
 
     @property
     def title(self) -> str:

@@ -59,7 +59,8 @@ def status_lines(job: JobRecord, now: datetime) -> list[str]:
 
 def _no_fault(job: JobRecord) -> str:
     has_failed = job.state == "Failed" and job.reason not in ("DeadlineExceeded", "")
-    return "none recovered: the job failed as said above" if has_failed else "none"
+    none = "none recovered: the job failed as said above" if has_failed else "none"
+    return f"{none} that is known: {job.forgotten}" if job.forgotten else none
 
 
 def _said_before(job: JobRecord) -> str:
@@ -114,7 +115,8 @@ def why_lines(job: JobRecord, fault: FaultSummary, now: datetime) -> list[str]:
     seen_by = _SEEN_BY["log-rule"] if by_rule else _SEEN_BY.get(fault.cause, "unknown to this release")
     lines += _row("seen by", seen_by)
     if not fault.detail:
-        lines += _row("detail", "not kept: Events hold it, and the API server forgets them after an hour or so")
+        from_events = "not kept: Events hold it, and the API server forgets them after an hour or so"
+        lines += _row("detail", from_events if job.namespace else "none was told")
     if fault.stack:
         lines += _row("stack", "\n".join(fault.stack))
     if fault.cause == "device-fault":
@@ -147,10 +149,10 @@ def timeline_lines(job: JobRecord) -> list[str]:
     rows += [(note.time, note.reason, note.message) for note in job.notes if note.reason != "Recovered"]
     rows.sort(key=lambda row: row[0])
     width = max((len(row[1]) for row in rows), default=0)
-    head = f"{job.title}: {headline(job)}"
+    head = [f"{job.title}: {headline(job)}", *([f"  before: {job.forgotten}"] if job.forgotten else [])]
     if not rows:
-        return [head, "  nothing happened yet"]
-    return [head, *(f"  {clock(time)}  {what:<{width}}  {text}" for time, what, text in rows)]
+        return [*head, "  nothing happened since" if job.forgotten else "  nothing happened yet"]
+    return [*head, *(f"  {clock(time)}  {what:<{width}}  {text}" for time, what, text in rows)]
 
 
 def list_lines(jobs: Iterable[JobRecord]) -> list[str]:

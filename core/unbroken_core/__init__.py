@@ -2,6 +2,7 @@
 
     coordinator       the state machine of one job
     torchrun_rounds   the rounds of a torchrun
+    preflight         which hosts and links are broken, before a job begins
     recovery          the ladder of rungs, budgets, history
     ranks             who is which rank
     pod               what is said within a pod

@@ -49,6 +49,7 @@ _UNIONS: tuple[Any, ...] = (
     pod_messages.ToWorker,
     pod_messages.ToLauncher,
     pod_messages.FromLauncher,
+    pod_messages.FromWatch,
     standalone.Register,
     standalone.ToRegistered,
     standalone.Challenge,

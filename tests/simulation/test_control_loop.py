@@ -37,6 +37,8 @@ FAILED_BEFORE = (
     240729,
     240756,
     301795,
+    306616,
+    308055,
 )
 """Seeds that have shown a fault of the product or of the simulation once, and are run every time."""
 

@@ -72,7 +72,7 @@ def _show(arguments: argparse.Namespace) -> tuple[list[str], Any]:
     def look() -> JobRecord:
         return job_from_objects(cluster.job(namespace, name))
 
-    job, fault = _wait_for_recovery(look, before, arguments.wait)
+    job, fault = _wait_for_recovery(look, before, lines[0], arguments.wait)
     return [*lines, *why_lines(job, fault, now())], value | {"recovery": asdict(fault)}
 
 
@@ -92,7 +92,11 @@ def _break_run(arguments: argparse.Namespace, kind: FaultKind) -> tuple[list[str
     value = {"job": before.name, "fault": kind.name, "pod": "" if pod is None else pod.pod, "pid": pid}
     if arguments.wait is None:
         return lines, value
-    job, fault = _wait_for_recovery(lambda: job_from_status(read_job_status(arguments)), before, arguments.wait)
+
+    def look() -> JobRecord:
+        return job_from_status(read_job_status(arguments))
+
+    job, fault = _wait_for_recovery(look, before, lines[0], arguments.wait)
     return [*lines, *why_lines(job, fault, now())], value | {"recovery": asdict(fault)}
 
 
@@ -134,16 +138,26 @@ def _kubectl(arguments: Sequence[str]) -> int:
 
 
 def _wait_for_recovery(
-    look: Callable[[], JobRecord], before: JobRecord, limit_s: float
+    look: Callable[[], JobRecord], before: JobRecord, hit: str, limit_s: float
 ) -> tuple[JobRecord, FaultSummary]:
-    """Return the first recovery that was not there before, as soon as it is over. Raises CommandError."""
+    """Return the first recovery that was not there before, as soon as it is over. Raises CommandError, with `hit`."""
     known = {fault.started_at for fault in before.faults}
     deadline_s = time.monotonic() + limit_s
     while True:
-        job = look()
-        for fault in job.faults:
-            if fault.started_at not in known and fault.is_recovered:
-                return job, fault
-        if job.state == "Failed" or time.monotonic() >= deadline_s:
-            raise CommandError(f"{job.title}: no recovery within {limit_s:g} s, state {job.state}: {job.message}")
+        try:
+            job = look()
+        except InputError as error:
+            # What was there a moment ago: a run removes its token when it ends.
+            raise CommandError(f"{hit}; then the job ended, or is another one by now: {error}") from error
+        except CommandError as error:
+            # It may be away for a moment, as all that the fault has hit.
+            if time.monotonic() >= deadline_s:
+                raise CommandError(f"{hit}; whether the job recovered is not known: {error}") from error
+        else:
+            for fault in job.faults:
+                if fault.started_at not in known and fault.is_recovered:
+                    return job, fault
+            if job.state in ("Failed", "Complete") or time.monotonic() >= deadline_s:
+                why = f"no recovery{'' if job.state in ('Failed', 'Complete') else f' within {limit_s:g} s'}"
+                raise CommandError(f"{hit}; {job.title}: {why}, state {job.state}: {job.message}")
         time.sleep(_LOOK_S)

@@ -40,4 +40,5 @@ def find_fault(job: JobRecord, wanted: str | None) -> FaultSummary:
         if fault.id == wanted:
             return fault
     kept = ", ".join(fault.id for fault in job.faults) or "none"
-    raise InputError(f"FAULT: {job.title} keeps its last 20 faults, numbers {kept}; got {wanted!r}")
+    before = f" ({job.forgotten})" if job.forgotten else ""
+    raise InputError(f"FAULT: {job.title} keeps its last 20 faults, numbers {kept}{before}; got {wanted!r}")

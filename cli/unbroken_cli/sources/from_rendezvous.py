@@ -38,7 +38,16 @@ def job_from_status(status: JobStatus) -> JobRecord:
         container="",
         faults=tuple(map(_fault, status.recoveries)),
         memory="" if status.memory is None else memory_text(status.memory, status.max_step),
+        forgotten=_forgotten(status),
     )
+
+
+def _forgotten(status: JobStatus) -> str:
+    """Return why there were faults of which nobody tells; "" when there were none before those that are told."""
+    first = status.recoveries[0].iteration_before if status.recoveries else status.iteration
+    if status.term == 1 or first <= 0:
+        return ""
+    return f"the rendezvous was started again, in iteration {first}, and does not know what was before"
 
 
 def memory_text(memory: MemoryStatus, max_step: int) -> str:

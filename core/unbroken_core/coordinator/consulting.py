@@ -10,16 +10,25 @@ from dataclasses import replace
 from typing import Union
 
 from unbroken_core.coordinator.adoption.previous_world import hold_back
-from unbroken_core.coordinator.decisions import Ask, Consultable, CutPlan, Decision, EndJob, Learn, Replace, Wait
+from unbroken_core.coordinator.decisions import (
+    Ask,
+    Consultable,
+    CutPlan,
+    Decision,
+    EndJob,
+    Learn,
+    Replace,
+    Wait,
+    late_record,
+)
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import Newcomers
 from unbroken_core.coordinator.state.phases import Consultation, Consulting, Forming, Interrupted, Objection
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.protocol.messages import Answer, Consult, Question
 from unbroken_core.ranks.worlds import Outcome, Shortage, Worker
-from unbroken_core.recovery.history import FaultRecord
 from unbroken_core.vocabulary.plurals import counted
-from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, Role, Rung
+from unbroken_core.vocabulary.reasons import JobPhase, Reason, Role, Rung
 
 MAX_SILENT = 3
 """Workers in a row that may leave a question without an answer."""
@@ -171,15 +180,7 @@ def _give_up(job: JobState, phase: Consultable, asked: Consultation, now_s: floa
     if num_silent >= MAX_SILENT:
         text = f"{where}: {text}, nor did {MAX_SILENT - 1} others"
         return EndJob(JobPhase.FAILED, Reason.POLICY_REFUSED, text)
-    record = FaultRecord(
-        Cause.HARD_TIMEOUT,
-        member.uid,
-        place.state.local_rank,
-        now_s - waited_s,
-        waited_s,
-        place.state.incarnation,
-        detail=f"{text}; its process is replaced",
-    )
+    record = late_record(member, place, waited_s, now_s, f"{text}; its process is replaced")
     consulting = Consulting(
         objection=phase.consulting.objection, num_silent=num_silent, silent_began=job.pod_clock.read(now_s)
     )

@@ -157,19 +157,16 @@ Consultable = Union[Forming, Interrupted]
 def replace_late(places: Sequence[tuple[Member, WorkerPlace]], waited_s: float, now_s: float) -> TakeFaults:
     """Return what is done about workers that did not do in time what they were told."""
     detail = f"did not follow for {waited_s:.0f} s (timeouts.barrierSeconds); its process is replaced"
-    faults = (
-        FaultRecord(
-            Cause.HARD_TIMEOUT,
-            member.uid,
-            place.state.local_rank,
-            now_s - waited_s,
-            waited_s,
-            place.state.incarnation,
-            detail=detail,
-        )
-        for member, place in places
+    faults = tuple(late_record(member, place, waited_s, now_s, detail) for member, place in places)
+    return TakeFaults(faults, tuple(places))
+
+
+def late_record(member: Member, place: WorkerPlace, waited_s: float, now_s: float, detail: str) -> FaultRecord:
+    """Return the fault of a worker that did not do something in time."""
+    state, began_s = place.state, now_s - waited_s
+    return FaultRecord(
+        Cause.HARD_TIMEOUT, member.uid, state.local_rank, began_s, waited_s, state.incarnation, detail=detail
     )
-    return TakeFaults(tuple(faults), tuple(places))
 
 
 def at_latest(decision: Decision, until_s: float) -> Decision:

@@ -68,7 +68,9 @@ def _decide_adoption(job: JobState, phase: Forming, adoption: Adoption, now_s: f
         if plan.iteration == newest.iteration:
             places.update({part.rank: (uid, part.local_rank) for part in plan.ranks if part.rank is not None})
     is_complete = all(rank in places for rank in range(newest.world_size)) or _is_nobody_to_come(job)
-    if was_ending(job, newest.world_size - len(places)):
+    # Pods that ended well did so in the newest one: who has been cut off since an earlier one says nothing of it.
+    is_newest = newest.iteration >= job.numbers.highest_iteration
+    if is_newest and was_ending(job, newest.world_size - len(places)):
         return Adopt(newest.iteration, newest.world_size, places, is_ending=True)
     if is_complete or now_s >= deadline_s:
         return Adopt(newest.iteration, newest.world_size, places)

@@ -9,8 +9,8 @@ from unbroken_core.coordinator.ending import finish
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import OVER, Forming
 from unbroken_core.coordinator.state.places import Member, WorkerPlace
-from unbroken_core.log_rules.rules import LogVerdict
 from unbroken_core.protocol.bounds import MAX_DETAIL
+from unbroken_core.protocol.log_rules.rules import LogVerdict
 from unbroken_core.protocol.messages import Interrupt, Policy
 from unbroken_core.ranks.rules import Rules
 from unbroken_core.vocabulary.errors import InputError

@@ -10,7 +10,7 @@ Frozen dataclasses of JSON types only, as in `messages`.
 from dataclasses import dataclass
 from typing import Union
 
-from unbroken_core.log_rules.rules import LogRule
+from unbroken_core.protocol.log_rules.rules import LogRule
 from unbroken_core.protocol.messages import Answer, Fault, GroupState, Halt, Halted, Policy, Question
 from unbroken_core.vocabulary.checkpoints import Restore
 from unbroken_core.vocabulary.findings import Health

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from typing import Union
 
-from unbroken_core.log_rules.rules import MAX_PATTERN, MAX_RULE_NAME, MAX_RULES, MAX_SHOWN
+from unbroken_core.protocol.log_rules.rules import MAX_PATTERN, MAX_RULE_NAME, MAX_RULES, MAX_SHOWN
 from unbroken_core.protocol.settings import MAX_PODS, MAX_RANKS_PER_POD
 from unbroken_core.vocabulary.checkpoints import (
     MAX_CANDIDATES,

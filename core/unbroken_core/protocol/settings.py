@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from unbroken_core.log_rules.rules import LogRule
+from unbroken_core.protocol.log_rules.rules import LogRule
 from unbroken_core.vocabulary.checkpoints import MAX_COPIES
 from unbroken_core.vocabulary.errors import InputError
 from unbroken_core.vocabulary.layers import Layer
@@ -460,7 +460,7 @@ def _number_violations(settings: JobSettings) -> Iterator[str]:
 def _log_rule_violations(settings: JobSettings) -> Iterable[str]:
     if not settings.log_rules:
         return ()
-    from unbroken_core.log_rules.checking import rule_violations  # noqa: PLC0415 - no job without rules loads it
+    from unbroken_core.protocol.log_rules.checking import rule_violations  # noqa: PLC0415 - no job without rules loads it
 
     return rule_violations(settings.log_rules)
 

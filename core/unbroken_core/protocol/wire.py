@@ -15,9 +15,9 @@ from enum import Enum
 from functools import cache, lru_cache
 from typing import Any, TypeVar, Union, cast
 
-from unbroken_core.log_rules.rules import LogRanks, LogRule
 from unbroken_core.protocol import messages
 from unbroken_core.protocol.bounds import Bound, bound_of
+from unbroken_core.protocol.log_rules.rules import LogRanks, LogRule
 from unbroken_core.protocol.settings import HealthMode, JobSettings, StragglerMode
 from unbroken_core.vocabulary.checkpoints import Candidate, Held, MemoryStatus, Restore
 from unbroken_core.vocabulary.errors import InputError, WireError

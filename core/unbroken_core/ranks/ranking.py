@@ -31,6 +31,7 @@ from unbroken_core.ranks.worlds import (
     shown_name,
 )
 from unbroken_core.vocabulary.layers import replacement_depth
+from unbroken_core.vocabulary.plurals import counted
 from unbroken_core.vocabulary.reasons import RankReason
 
 
@@ -374,9 +375,11 @@ class Ranking:
         if plan.shortfall:
             healthy = tree.root.healthy
             num_pods = healthy // rules.minimum_ranks_per_pod
-            return Shortage(num_pods, healthy, f"{num_pods} healthy pods of at least {rules.minimum_replicas}")
+            return Shortage(
+                num_pods, healthy, f"{counted(num_pods, 'healthy pod')} of at least {rules.minimum_replicas}"
+            )
         if self._line_pods < rules.minimum_replicas:
-            detail = f"{self._line_pods} healthy pods of at least {rules.minimum_replicas}"
+            detail = f"{counted(self._line_pods, 'healthy pod')} of at least {rules.minimum_replicas}"
             return Shortage(self._line_pods, num_ranks, detail)
         if plan.world_size < 1:
             detail = f"{num_ranks} healthy ranks, a multiple of {rules.divisible_by} is wanted"

@@ -26,6 +26,7 @@ MAX_PAST_HOSTS = 128
 """Of one job: more than a job may blame, so that moving about hides none of them."""
 MAX_HOSTED_JOBS = 2_000
 MAX_GONE_NODES = 20_000
+MAX_GONE_SERVICES = 2_000
 MAX_VANISHED = 256
 """Of one job, until its worker has looked what became of them."""
 
@@ -58,6 +59,23 @@ def version_of(item: Mapping[str, Any]) -> int:
     return int(text) if text.isdecimal() else 0
 
 
+class _Lists:
+    """The last lists. An answer to who made an object may come after a list that no longer had it."""
+
+    def __init__(self) -> None:
+        self._versions: dict[str | None, int] = {}
+        """By namespace; None: of all."""
+
+    def note(self, namespace: str | None, version: str) -> int:
+        """Note a list, and return its version as a number."""
+        self._versions[namespace] = int(version) if version.isdecimal() else 0
+        return self._versions[namespace]
+
+    def knew_better(self, item: Seen[Any]) -> bool:
+        """Whether an object that is not held had gone before the last list: else that would have had it."""
+        return 0 < item.version <= max(self._versions.get(None, 0), self._versions.get(item.key[0], 0))
+
+
 @dataclass(frozen=True)
 class HeldPods:
     """One job's pods at one moment. To make it costs next to nothing, to read it a millisecond for a thousand pods."""
@@ -88,6 +106,7 @@ class PodStore:
         self._on_cut = on_cut
         self._pods: dict[JobKey, dict[str, Known[PodView]]] = {}
         self._mark = 0
+        self._lists = _Lists()
         self._gone: OrderedDict[str, tuple[int | None, int]] = OrderedDict()
         """By uid, versions at which pods left the watch, None where the pod itself is known to be gone; and marks."""
         self._vanished: OrderedDict[JobKey, OrderedDict[str, PodView]] = OrderedDict()
@@ -148,7 +167,7 @@ class PodStore:
     def replace(self, items: list[Seen[PodView]], version: str, mark: int = 0, namespace: str | None = None) -> None:
         """See Store."""
         listed = {item.view.uid for item in items}
-        list_version = int(version) if version.isdecimal() else 0
+        list_version = self._lists.note(namespace, version)
         for key, pods in list(self._pods.items()):
             if namespace is not None and key[0] != namespace:
                 continue
@@ -160,7 +179,9 @@ class PodStore:
 
     def upsert(self, item: dict[str, Any]) -> None:
         """See Store."""
-        self._take(self.read(item), 0)
+        seen = self.read(item)
+        if seen.view.name in self._pods.get(seen.key, {}) or not self._lists.knew_better(seen):
+            self._take(seen, 0)
 
     def read(self, item: dict[str, Any]) -> Seen[PodView]:
         """See Store."""
@@ -264,6 +285,9 @@ class ServiceStore:
         self._on_change = on_change
         self._services: dict[JobKey, Known[ServiceView]] = {}
         self._mark = 0
+        self._lists = _Lists()
+        self._gone: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        """By uid, versions at which Services were deleted, and marks."""
 
     def of_job(self, key: JobKey) -> ServiceView | None:
         """Return the Service that bears the job's label and name."""
@@ -280,7 +304,7 @@ class ServiceStore:
     ) -> None:
         """See Store."""
         listed = {item.view.uid for item in items}
-        list_version = int(version) if version.isdecimal() else 0
+        list_version = self._lists.note(namespace, version)
         for key, known in list(self._services.items()):
             is_known_better = known.mark < mark or known.version <= list_version
             if namespace in (None, key[0]) and known.view.uid not in listed and is_known_better:
@@ -291,7 +315,9 @@ class ServiceStore:
 
     def upsert(self, item: dict[str, Any]) -> None:
         """See Store."""
-        self._take(self.read(item), 0)
+        seen = self.read(item)
+        if seen.key in self._services or not self._lists.knew_better(seen):
+            self._take(seen, 0)
 
     def read(self, item: dict[str, Any]) -> Seen[ServiceView]:
         """See Store."""
@@ -302,6 +328,9 @@ class ServiceStore:
         key = item.key
         if item.view.name != layout.rendezvous_name(key[1]):
             return
+        left_at, left_mark = self._gone.get(item.view.uid, (-1, -1))
+        if left_mark >= mark and item.version <= left_at:
+            return  # An answer to who made it, later than the news that it is deleted.
         before = self._services.get(key)
         if before is None or before.mark < mark or before.version < item.version:
             self._services[key] = Known(item.version, item.view, self._mark)
@@ -309,9 +338,12 @@ class ServiceStore:
 
     def remove(self, item: dict[str, Any]) -> None:
         """See Store."""
-        key = _job_key(item)
+        key, uid = _job_key(item), item["metadata"]["uid"]
+        self._gone[uid] = (version_of(item), self._mark)
+        if len(self._gone) > MAX_GONE_SERVICES:
+            self._gone.popitem(last=False)
         found = self._services.get(key)
-        if found is not None and found.view.uid == item["metadata"]["uid"]:
+        if found is not None and found.view.uid == uid:
             del self._services[key]
             self._on_change(key)
 

@@ -6,7 +6,14 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from unbroken_core.log_rules.rules import MAX_PATTERN, MAX_RULE_NAME, MAX_RULE_S, MAX_RULES, LogRanks, LogVerdict
+from unbroken_core.protocol.log_rules.rules import (
+    MAX_PATTERN,
+    MAX_RULE_NAME,
+    MAX_RULE_S,
+    MAX_RULES,
+    LogRanks,
+    LogVerdict,
+)
 from unbroken_core.protocol.settings import MAX_RANKS_PER_POD, MAX_WINDOW_S, HealthMode, StragglerMode
 from unbroken_core.vocabulary.findings import LOG_LINES, STRAGGLERS
 from unbroken_operator.api.model_base import Model, rule, rules

@@ -128,13 +128,65 @@ class NodeCondition(Model):
     """Value that is the sign."""
 
 
+class SignalPreset(str, Enum):
+    """Whose conditions of nodes are signs."""
+
+    NVSENTINEL = "NVSentinel"
+    NODE_PROBLEM_DETECTOR = "NodeProblemDetector"
+
+
 class NodeSignals(Model):
     """Signs that a node is about to go. Its pods leave it in time: when a spare pod on another node is ready, ranks
     move there, and then the old pod is deleted. One more pod is made for this, or as many as spares.count."""
 
     cordon: Reaction = Reaction.MOVE
     """Whether a cordoned node (spec.unschedulable) is about to go."""
+    devices: Reaction = Reaction.MOVE
+    """Whether pods leave when their kubelet calls one of their devices Unhealthy (allocatedResourcesStatus in a pod's
+    status, where the cluster has the feature ResourceHealthStatus)."""
     taints: Annotated[tuple[NodeTaint, ...], Field(strict=False, max_length=16)] = ()
     """Taints of nodes that are about to go."""
     conditions: Annotated[tuple[NodeCondition, ...], Field(strict=False, max_length=16)] = ()
     """Conditions of nodes that are about to go. NotReady need not be listed."""
+    presets: Annotated[
+        tuple[SignalPreset, ...],
+        Field(strict=False, max_length=len(SignalPreset), json_schema_extra={"x-kubernetes-list-type": "set"}),
+    ] = ()
+    """Conditions that others set where a node is broken: NVSentinel (GPU memory, NVLink, NVSwitch, PCI Express, XIDs
+    and others of its fatal ones) and NodeProblemDetector (of kernel, file systems and hardware)."""
+
+    @property
+    def all_conditions(self) -> tuple[NodeCondition, ...]:
+        """Those of the presets, and those that are named."""
+        named = (kind for preset in self.presets for kind in PRESET_CONDITIONS[preset])
+        return (*(NodeCondition(type=kind) for kind in named), *self.conditions)
+
+
+PRESET_CONDITIONS = {
+    SignalPreset.NVSENTINEL: (
+        "CSPMaintenance",
+        "GpuDriverWatch",
+        "GpuInforomWatch",
+        "GpuMcuWatch",
+        "GpuMemWatch",
+        "GpuNvlinkWatch",
+        "GpuNvswitchFatalWatch",
+        "GpuPcieWatch",
+        "GpuPmuWatch",
+        "GpuSmWatch",
+        "SysLogsGPUFallenOff",
+        "SysLogsSXIDError",
+        "SysLogsXIDError",
+    ),
+    SignalPreset.NODE_PROBLEM_DETECTOR: (
+        "CperHardwareErrorFatal",
+        "KernelDeadlock",
+        "ReadonlyFilesystem",
+        "XfsShutdown",
+    ),
+}
+"""Types of conditions that are True where something is broken; NVSentinel sets them to True for fatal events only.
+
+Not among them: heat and power, which make a node slow; that a monitor cannot look, which says nothing about the node;
+and that its kubelet or container runtime restarts often, which does not touch who runs. From NVSentinel's page
+INTEGRATIONS.md, and node-problem-detector's config/kernel-monitor.json and readonly-monitor.json."""

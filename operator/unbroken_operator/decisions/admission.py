@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from unbroken_core.log_rules.rules import LogRule
+from unbroken_core.protocol.log_rules.rules import LogRule
 from unbroken_core.protocol.settings import JobSettings, RungBudget, Timeouts, violations
 from unbroken_core.vocabulary.errors import InputError
 from unbroken_core.vocabulary.layers import Layer

@@ -1,4 +1,4 @@
-"""Which pods are to leave their nodes, because a node says that it is about to go."""
+"""Which pods are to leave: their node says that it is about to go, or their kubelet that a device is broken."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ def sign_of(node: NodeView, signals: NodeSignals) -> str:
         for key, effect in node.taints:
             if key == taint.key and (taint.effect is None or effect == taint.effect.value):
                 return f"has taint {key}:{effect}"
-    for condition in signals.conditions:
+    for condition in signals.all_conditions:
         if node.conditions.get(condition.type) == condition.status.value:
             return f"has condition {condition.type}={condition.status.value}"
     return ""
@@ -25,5 +25,11 @@ def troubled_pods(snapshot: Snapshot, signals: NodeSignals, pods: Iterable[PodVi
     pods = list(pods)
     nodes = {pod.node for pod in pods if pod.node in snapshot.nodes}
     signs = {name: sign_of(snapshot.nodes[name], signals) for name in nodes}
-    found = {pod.uid: pod.leaving or (signs.get(pod.node) and f"node {pod.node} {signs[pod.node]}") for pod in pods}
+    found = {pod.uid: pod.leaving or _why(pod, signs.get(pod.node, ""), signals) for pod in pods}
     return {uid: why for uid, why in found.items() if why}
+
+
+def _why(pod: PodView, sign: str, signals: NodeSignals) -> str:
+    if sign:
+        return f"node {pod.node} {sign}"
+    return pod.broken_device if signals.devices is Reaction.MOVE else ""

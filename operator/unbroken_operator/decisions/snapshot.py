@@ -102,6 +102,8 @@ class PodView:
     """Of others: ours have none."""
     has_ended: bool = False
     """Whether its kubelet reported that all containers ended for good, or it never had a node."""
+    broken_device: str = ""
+    """A device of its containers that its kubelet calls Unhealthy, for people; "" where it says so of none."""
     cut: str = ""
     """What of it is longer than anything that the operator makes, and was left out, for people; "" for nothing."""
 
@@ -507,6 +509,7 @@ def pod_view(item: Mapping[str, Any]) -> PodView:
         is_standby=is_standby,
         finalizers=tuple(text[:MAX_FINALIZER] for text in (metadata.get("finalizers") or ())[:MAX_FINALIZERS]),
         has_ended=_has_ended(item),
+        broken_device=_broken_device(status),
         cut=_cut(metadata),
     )
 
@@ -614,6 +617,17 @@ def _agent_crashes(status: Mapping[str, Any]) -> str:
             words = f"{last.get('reason', '')} {last.get('message', '')}".strip()
             code = last.get("exitCode", "unknown")
             return _shorten(f"exit code {code}, {counted(num, 'restart')} {words}".rstrip())
+    return ""
+
+
+def _broken_device(status: Mapping[str, Any]) -> str:
+    # Of device plug-ins and of resource claims alike; Unknown is no finding.
+    for container in _container_statuses(status):
+        for allocated in container.get("allocatedResourcesStatus") or ():
+            for device in allocated.get("resources") or ():
+                if device.get("health") == "Unhealthy":
+                    name, device_id = str(allocated.get("name", ""))[:100], str(device.get("resourceID", ""))[:100]
+                    return _shorten(f"device {device_id} ({name}) of container {container['name'][:100]} is Unhealthy")
     return ""
 
 

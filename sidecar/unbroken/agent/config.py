@@ -3,9 +3,11 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from unbroken.network.addresses import split_address
+from unbroken_core.conventions.environment import needed
 from unbroken_core.protocol.settings import JobSettings
 from unbroken_core.protocol.wire import settings_from_json
 from unbroken_core.vocabulary.errors import InputError
@@ -53,13 +55,7 @@ class AgentConfig:
 def read_config(environment: Mapping[str, str] | None = None) -> AgentConfig:
     """Read the environment. Raises InputError that names the variable."""
     source = os.environ if environment is None else environment
-
-    def want(name: str) -> str:
-        value = source.get(name, "")
-        if not value:
-            raise InputError(f"{name}: want a value in the environment, got nothing")
-        return value
-
+    want = partial(needed, source)
     url = want("UNBROKEN_RENDEZVOUS_URL")
     if not url.startswith(("http://", "https://")):
         raise InputError(f"UNBROKEN_RENDEZVOUS_URL: want http://host:port or https://host:port, got {url!r}")

@@ -5,8 +5,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from unbroken_core.vocabulary.reasons import Cause
-
 
 class Interruption(enum.Enum):
     """Kinds of interruption."""
@@ -19,20 +17,6 @@ class Interruption(enum.Enum):
     UNRESPONSIVE = enum.auto()
     MONITOR_PROCESS_EXCEPTION = enum.auto()
     """Never reported: there is no monitor process. Kept for scripts that compare with it."""
-
-
-_INTERRUPTION_BY_CAUSE = {
-    Cause.EXCEPTION: Interruption.EXCEPTION,
-    Cause.BASE_EXCEPTION: Interruption.BASE_EXCEPTION,
-    Cause.SOFT_TIMEOUT: Interruption.SOFT_TIMEOUT,
-    Cause.HARD_TIMEOUT: Interruption.HARD_TIMEOUT,
-    Cause.HEARTBEAT_LOST: Interruption.UNRESPONSIVE,
-}
-
-
-def interruption_of(cause: Cause) -> Interruption:
-    """Return the reference's name for a cause; anything that ended a process or a pod is TERMINATED."""
-    return _INTERRUPTION_BY_CAUSE.get(cause, Interruption.TERMINATED)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,10 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from unbroken_core.conventions.environment import needed
 from unbroken_core.pod.memory_slots import DIGEST_BYTES
 from unbroken_core.protocol.settings import MAX_RANKS_PER_POD
 from unbroken_core.protocol.wire import settings_from_json
@@ -39,13 +41,7 @@ class KeeperConfig:
 def read_config(environment: Mapping[str, str] | None = None) -> KeeperConfig:
     """Read the environment. Raises InputError that names the variable."""
     source = os.environ if environment is None else environment
-
-    def want(name: str) -> str:
-        value = source.get(name, "")
-        if not value:
-            raise InputError(f"{name}: want a value in the environment, got nothing")
-        return value
-
+    want = partial(needed, source)
     settings = settings_from_json(want("UNBROKEN_SETTINGS"))
     uid = want("UNBROKEN_POD_UID")
     if uid in (".", "..") or "/" in uid or "\0" in uid or len(uid) > 200:

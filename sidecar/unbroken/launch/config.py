@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unbroken.launch.python_command import modules_in
+from unbroken_core.conventions.environment import needed
 from unbroken_core.protocol.settings import MAX_RANKS_PER_POD
 from unbroken_core.vocabulary.errors import InputError
 
@@ -65,7 +66,7 @@ def read_config(arguments: Sequence[str], environment: Mapping[str, str] | None 
     return LaunchConfig(
         command=tuple(command),
         ranks_per_pod=_ranks_per_pod(source.get("UNBROKEN_RANKS_PER_POD", "1")),
-        directory=Path(_want(source, "UNBROKEN_DIR")),
+        directory=Path(needed(source, "UNBROKEN_DIR")),
         pod=source.get("UNBROKEN_POD", "pod"),
         pod_ip=source.get("UNBROKEN_POD_IP", "127.0.0.1"),
         log_dir=Path(log_dir) if log_dir else None,
@@ -98,13 +99,6 @@ def _seconds(source: Mapping[str, str], name: str, usual: str = "0") -> float:
     if not 0 <= seconds < float("inf"):
         raise InputError(f"{name}: want seconds, at least 0, got {text!r}")
     return seconds
-
-
-def _want(source: Mapping[str, str], name: str) -> str:
-    value = source.get(name, "")
-    if not value:
-        raise InputError(f"{name}: want a value in the environment, got nothing")
-    return value
 
 
 def _ranks_per_pod(text: str) -> int:

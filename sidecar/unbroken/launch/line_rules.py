@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from unbroken_core.conventions.printable import printable
-from unbroken_core.log_rules.matcher import Matcher
-from unbroken_core.log_rules.rules import MAX_SHOWN, LogRule
 from unbroken_core.pod.pod_messages import LineMark, Lines
+from unbroken_core.protocol.log_rules.matcher import Matcher
+from unbroken_core.protocol.log_rules.rules import MAX_SHOWN, LogRule
 
 MAX_LINE_BYTES = 2048
 """So much of a line is looked at."""

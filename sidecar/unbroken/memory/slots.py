@@ -79,9 +79,10 @@ class Slot:
     def populate(self, is_over: Callable[[], bool]) -> None:
         """Make this process' page tables ready, in pieces. Nothing is allocated: the keeper has done that."""
         for start in range(0, self.num_bytes, _POPULATE_BYTES):
-            length = min(_POPULATE_BYTES, self.num_bytes - start)
+            place = ctypes.c_void_p(self.bytes.data_ptr() + start)
+            length = ctypes.c_size_t(min(_POPULATE_BYTES, self.num_bytes - start))
             # Through ctypes, which lets the other threads run meanwhile.
-            if is_over() or _libc.madvise(ctypes.c_void_p(self.bytes.data_ptr() + start), ctypes.c_size_t(length), 23):
+            if is_over() or _libc.madvise(place, length, _POPULATE_WRITE):
                 return
 
     def lock(self) -> bool:

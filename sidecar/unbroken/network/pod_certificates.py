@@ -21,7 +21,6 @@ from unbroken.network.pod_names import uri_of
 from unbroken_core.vocabulary.errors import InputError
 
 MAX_REQUEST_CHARACTERS = 4096
-MAX_CERTIFICATE_CHARACTERS = 16_384
 _CONTEXT = b"unbroken keeper authority 1\0"
 _BEGIN = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 # As of the authority of rendezvous: it ends with the job, and a host with a wrong clock must not be shut out.

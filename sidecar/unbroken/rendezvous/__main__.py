@@ -8,7 +8,9 @@ import resource
 import signal
 import socket
 import sys
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
@@ -130,10 +132,15 @@ def raise_descriptor_limit() -> None:
 
 def main() -> int:
     """Run the rendezvous; return 0 after SIGTERM or SIGINT, 2 for bad input."""
+    return run(lambda: serve(read_config()))
+
+
+def run(process: Callable[[], Coroutine[Any, Any, None]]) -> int:
+    """Run what makes this process a rendezvous; return 0 when it has ended, 2 for bad input."""
     try:
         start_log("unbroken.rendezvous", read_level(os.environ), with_time=False)
         raise_descriptor_limit()
-        asyncio.run(serve(read_config()))
+        asyncio.run(process())
     except InputError as error:
         print(printable(f"unbroken.rendezvous: {error}"), file=sys.stderr)
         return 2

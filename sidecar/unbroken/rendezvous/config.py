@@ -3,10 +3,12 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
 from unbroken.network.addresses import split_address
+from unbroken_core.conventions.environment import needed
 from unbroken_core.protocol.messages import Earlier
 from unbroken_core.protocol.settings import JobSettings
 from unbroken_core.protocol.wire import decode, settings_from_json
@@ -35,13 +37,7 @@ class RendezvousConfig:
 def read_config(environment: Mapping[str, str] | None = None) -> RendezvousConfig:
     """Read the environment. Raises InputError that names the variable."""
     source = os.environ if environment is None else environment
-
-    def want(name: str) -> str:
-        value = source.get(name, "")
-        if not value:
-            raise InputError(f"{name}: want a value in the environment, got nothing")
-        return value
-
+    want = partial(needed, source)
     metrics = source.get("UNBROKEN_METRICS_LISTEN", "")
     return RendezvousConfig(
         settings=settings_from_json(want("UNBROKEN_SETTINGS")),

@@ -1,6 +1,7 @@
 """The HTTP API: parses requests, and passes what is accepted on to the service."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,8 @@ from unbroken_core.protocol.messages import (
 )
 from unbroken_core.ranks.tree import RankTree
 from unbroken_core.vocabulary.errors import WireError
+
+logger = logging.getLogger(__name__)
 
 MAX_AGENT_MESSAGE_BYTES = 1 << 20
 """A Report of 64 workers, each with a fault of 2,000 characters and a stack, is 0.3 MB."""
@@ -83,6 +86,14 @@ class Server:
 
     async def _agents(self, request: web.Request) -> web.StreamResponse:
         connection = web.WebSocketResponse(max_msg_size=MAX_AGENT_MESSAGE_BYTES, compress=False, timeout=1.0)
+        try:
+            return await self._serve_agent(connection, request)
+        except ConnectionResetError as error:
+            # Such as all that connected, and gave up, while this process stood still.
+            logger.info("agent has gone before it was answered: address=%s error=%s", request.remote, error)
+            return connection
+
+    async def _serve_agent(self, connection: web.WebSocketResponse, request: web.Request) -> web.StreamResponse:
         await connection.prepare(request)
         transport = request.transport
         if transport is None:

@@ -8,7 +8,6 @@ restarted: a file beside that of the term says so.
 
 import asyncio
 import logging
-import os
 import signal
 import sys
 from dataclasses import replace
@@ -16,18 +15,16 @@ from pathlib import Path
 
 from aiohttp import web
 
-from unbroken.logs import read_level, start_log
 from unbroken.network.connections import Connections, http_runner, limits_of_api
 from unbroken.network.exposition import serve_exposition
 from unbroken.network.refusals import Refusals
 from unbroken.network.token_guard import TokenGuard
-from unbroken.rendezvous.__main__ import listen_on, make_verifier, raise_descriptor_limit, serve
+from unbroken.rendezvous.__main__ import listen_on, make_verifier, run, serve
 from unbroken.rendezvous.config import RendezvousConfig, read_config
-from unbroken_core.conventions.printable import printable
 from unbroken_core.conventions.tokens import Kind
 from unbroken_core.protocol import wire
 from unbroken_core.protocol.messages import Earlier
-from unbroken_core.vocabulary.errors import InputError, WireError
+from unbroken_core.vocabulary.errors import WireError
 
 logger = logging.getLogger(__name__)
 
@@ -115,14 +112,7 @@ async def _run() -> None:
 
 def main() -> int:
     """Stand by, then run the rendezvous; return 0 after a signal, 2 for bad input."""
-    try:
-        start_log("unbroken.rendezvous", read_level(os.environ), with_time=False)
-        raise_descriptor_limit()
-        asyncio.run(_run())
-    except InputError as error:
-        print(printable(f"unbroken.rendezvous: {error}"), file=sys.stderr)
-        return 2
-    return 0
+    return run(_run)
 
 
 if __name__ == "__main__":

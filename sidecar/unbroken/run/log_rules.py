@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from unbroken_core.log_rules.rules import MAX_RULES, LogRanks, LogRule, LogVerdict
+from unbroken_core.protocol.log_rules.rules import MAX_RULES, LogRanks, LogRule, LogVerdict
 from unbroken_core.vocabulary.errors import InputError
 
 _WHERE = "--log-rules"
@@ -14,16 +14,27 @@ _FIELDS = {"name", "pattern", "verdict", "expectedWithinSeconds", "recurringSeco
 
 def read_log_rules(given: str) -> tuple[LogRule, ...]:
     """Read a file, or the text itself where it begins with [. Raises InputError that says where and what is wrong."""
+    if not given.strip():
+        raise InputError(f"{_WHERE}: want a list in JSON, or a file with one, got {given!r}; want [] for no rules")
     text = given if given.lstrip().startswith("[") else _content(Path(given))
     if len(text) > _MAX_BYTES:
         raise InputError(f"{_WHERE}: want at most {_MAX_BYTES} bytes, got {len(text)}")
     try:
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{_WHERE}: want JSON, got {text[:80]!r}: {error}") from None
     if not isinstance(data, list) or len(data) > MAX_RULES:
         raise InputError(f"{_WHERE}: want a list of at most {MAX_RULES} rules, got {text[:80]!r}")
     return tuple(_rule(item, f"{_WHERE}[{index}]") for index, item in enumerate(data))
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _value in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"{_WHERE}: the key {twice[:80]!r} is in one object twice; want it once")
+    return found
 
 
 def _content(path: Path) -> str:

@@ -81,7 +81,7 @@ def read_options(arguments: Sequence[str] | None) -> RunOptions:
         stragglers=StragglerMode(parsed.stragglers),
         straggler_window_s=parsed.straggler_window,
         pipeline_stages=parsed.pipeline_stages,
-        log_rules=read_log_rules(parsed.log_rules) if parsed.log_rules else (),
+        log_rules=() if parsed.log_rules is None else read_log_rules(parsed.log_rules),
     )
     return RunOptions(
         settings=settings,

@@ -33,9 +33,7 @@ def test_a_step_that_was_pinned_for_too_long_is_told_as_pinned_no_more(pod: Copy
     assert pins.is_sure((0, 1, 1))
 
 
-def test_what_was_looked_up_before_an_order_is_not_told_after_it(
-    pod: CopyPod, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_looked_up_before_an_order_is_not_told_after_it(pod: CopyPod, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that digests may get no processor between its look and its telling."""
     pod.save(1)
     pod.save(4)

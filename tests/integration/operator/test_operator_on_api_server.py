@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.unit.unbroken_operator.test_operator_template_rules import HARMLESS, HAZARDS
+from tests.unit.unbroken_operator.api.test_operator_template_rules import HARMLESS, HAZARDS
 from tests.waiting import eventually
 
 from unbroken_core.protocol.messages import PROTOCOL, JobStatus, PodStatus, Recovery

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from prometheus_client import CollectorRegistry
+from tests.unit.unbroken_operator.decisions.test_operator_review import a_review, write
 from tests.unit.unbroken_operator.operator_world import a_job
-from tests.unit.unbroken_operator.test_operator_review import a_review, write
 from tests.waiting import eventually
 
 from unbroken_operator.adapters import webhook

@@ -7,7 +7,9 @@ import contextlib
 import json
 import os
 import re
+import signal
 import socket
+import struct
 import subprocess
 import sys
 import urllib.request
@@ -50,8 +52,8 @@ HELLO = wire.encode(Hello(PROTOCOL, "digits", "digits-0", "uid-0", "s", "node-0"
 
 
 @pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
-    """Start a rendezvous; return its address."""
+def served(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Start a rendezvous; return its address and its process."""
     (tmp_path / "token").write_text(TOKEN)
     block = LoopbackBlock()
     host = block.rendezvous
@@ -63,10 +65,16 @@ def address(tmp_path: Path) -> Iterator[str]:
         "UNBROKEN_METRICS_LISTEN": f"{host}:29601",
     }
     process = subprocess.Popen([sys.executable, "-m", "unbroken.rendezvous"], env=environment)
-    yield host
+    yield host, process
     process.terminate()
     assert process.wait(LIMIT_S) == 0
     block.release()
+
+
+@pytest.fixture
+def address(served: tuple[str, subprocess.Popen[bytes]]) -> str:
+    """Start a rendezvous; return its address."""
+    return served[0]
 
 
 async def is_up(session: aiohttp.ClientSession, host: str) -> bool:
@@ -89,6 +97,33 @@ async def talk(session: aiohttp.ClientSession, host: str, *frames: str | bytes) 
         async for message in connection:
             texts.append(str(message.data))
         return texts, connection.close_code
+
+
+def test_agents_that_have_given_up_meanwhile_are_no_errors_of_a_rendezvous_that_stood_still(
+    served: tuple[str, subprocess.Popen[bytes]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    host, process = served
+    request = (
+        f"GET /v1/agents HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {TOKEN}\r\nUpgrade: websocket\r\n"
+        "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+
+    async def scenario() -> None:
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
+            await eventually(lambda: is_up(session, host), "a rendezvous")
+            process.send_signal(signal.SIGSTOP)
+            for linger in (False, True):
+                with socket.create_connection((host, 29600)) as connection:
+                    connection.sendall(request.encode())
+                    if linger:
+                        # A reset instead of an end.
+                        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            process.send_signal(signal.SIGCONT)
+            # Served after those: they came before.
+            assert await talk(session, host, "no Hello") != ([], None)
+
+    asyncio.run(scenario())
+    assert "Traceback" not in capfd.readouterr().err
 
 
 async def refusals(session: aiohttp.ClientSession, host: str) -> dict[str, str]:

@@ -118,7 +118,9 @@ def test_a_job_without_rules_loads_nothing_of_them_in_any_of_its_processes() -> 
     """Its launcher is sent no Follow (tests/unit/unbroken/agent/test_log_lines.py), without which it loads no more."""
     words = "unbroken.launch.launcher, unbroken.agent.shell, unbroken.inprocess, unbroken.rendezvous.server"
     settings = "wire.settings_from_json(wire.settings_to_json(settings.JobSettings('digits')))"
-    loaded = "[name for name in sys.modules if 'line_rules' in name or name.startswith('unbroken_core.log_rules.')]"
+    loaded = (
+        "[name for name in sys.modules if 'line_rules' in name or name.startswith('unbroken_core.protocol.log_rules.')]"
+    )
     script = f"import sys, {words}\nfrom unbroken_core.protocol import settings, wire\n{settings}\nprint({loaded})"
     said = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
-    assert said == "['unbroken_core.log_rules.rules']\n", "the type of a rule, which settings name"
+    assert said == "['unbroken_core.protocol.log_rules.rules']\n", "the type of a rule, which settings name"

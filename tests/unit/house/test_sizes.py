@@ -44,3 +44,10 @@ def test_no_folder_has_more_than_twenty_modules(package: str) -> None:
         str(folder.relative_to(ROOT)): len(set(folder.glob("*.py")) - {folder / "__init__.py"}) for folder in folders
     }
     assert {name: size for name, size in sizes.items() if size > MAX_MODULES} == {}
+
+
+def test_no_folder_of_unit_tests_has_more_than_twenty_files() -> None:
+    folders = {file.parent for file in (ROOT / "tests" / "unit").rglob("*.py")}
+    sizes = {str(folder.relative_to(ROOT)): len(list(folder.glob("*.py"))) for folder in folders}
+    assert sizes
+    assert {name: size for name, size in sizes.items() if size > MAX_MODULES} == {}

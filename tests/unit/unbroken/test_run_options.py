@@ -12,7 +12,7 @@ from unbroken.install import install
 from unbroken.run.flags import in_flags
 from unbroken.run.narration import LongWaits, Story, exit_code, narrate
 from unbroken.run.options import read_options
-from unbroken_core.log_rules.rules import LogRanks, LogRule, LogVerdict
+from unbroken_core.protocol.log_rules.rules import LogRanks, LogRule, LogVerdict
 from unbroken_core.protocol.messages import PROTOCOL, HealthStatus, JobStatus, PodFinding, Recovery
 from unbroken_core.protocol.settings import DEFAULT_RUNGS, RungBudget
 from unbroken_core.vocabulary.errors import InputError
@@ -284,6 +284,8 @@ def test_log_rules_are_those_of_a_spec_in_a_file_or_in_place(tmp_path: Path) -> 
     ("rules", "said"),
     [
         ("/nowhere/rules.json", "--log-rules: want a list in JSON, or a file with one, got '/nowhere/rules.json'"),
+        ("", "--log-rules: want a list in JSON, or a file with one, got ''; want \\[\\] for no rules"),
+        ('[{"name": "a", "ranks": "First", "name": "b"}]', "--log-rules: the key 'name' is in one object twice"),
         ("[", "--log-rules: want JSON, got '\\['"),
         ("[" * 50_000, "--log-rules: want JSON, got"),
         ("[" + " " * 70_000 + "]", "--log-rules: want at most 65536 bytes, got 70002"),

@@ -5,9 +5,13 @@ from typing import Any
 
 import pytest
 
-from unbroken_cli.errors import refusal_hint
+from unbroken_cli.commands import inject
+from unbroken_cli.errors import CommandError, refusal_hint
 from unbroken_cli.injection import KINDS, check_consent, check_state, choose_victim, exec_arguments
+from unbroken_cli.job import JobRecord
 from unbroken_core.vocabulary.errors import InputError
+
+from .test_cli_text import condition, job_of, running
 
 JsonObject = dict[str, Any]
 
@@ -103,3 +107,49 @@ def test_a_job_that_does_not_train_is_left_alone(state: str | None) -> None:
 )
 def test_who_cannot_reach_into_a_pod_is_told_why_by_what_kubectl_says(said: str, hint: str) -> None:
     assert hint in refusal_hint(said, "pods/exec", "delete a pod")
+
+
+def state_of(state: str, message: str) -> JobRecord:
+    """Return a job in this state."""
+    kind = "Failed" if state == "Failed" else "Running"
+    return job_of(running(state=state, conditions=[condition(kind, str(kind == state), "F", message)]))
+
+
+@pytest.mark.parametrize(
+    ("answers", "wanted"),
+    [
+        ([InputError("no file token")], "kill: worker 0; then the job ended, or is another one by now: no file token"),
+        (
+            [CommandError("refused"), CommandError("refused")],
+            "kill: worker 0; whether the job recovered is not known: refused",
+        ),
+        (
+            [
+                CommandError("refused"),
+                state_of("Failed", "too many faults"),
+            ],
+            "kill: worker 0; digits in namespace team-a: no recovery, state Failed: too many faults",
+        ),
+        (
+            [state_of("Recovering", "forming")] * 2,
+            "kill: worker 0; digits in namespace team-a: no recovery within 5 s, state Recovering: forming",
+        ),
+    ],
+)
+def test_who_waits_in_vain_is_told_what_was_hit(
+    answers: list[JobRecord | Exception], wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 1.0, 6.0, 6.0])
+    monkeypatch.setattr("unbroken_cli.commands.inject.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("unbroken_cli.commands.inject.time.sleep", lambda _seconds: None)
+    left = iter(answers)
+
+    def look() -> JobRecord:
+        answer = next(left)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    with pytest.raises(CommandError) as raised:
+        inject._wait_for_recovery(look, job_of(running()), "kill: worker 0", 5.0)
+    assert str(raised.value) == wanted

@@ -14,8 +14,11 @@ from unbroken_cli.errors import CommandError
 from unbroken_cli.freshness import why_stale
 from unbroken_cli.job import JobRecord
 from unbroken_cli.sources.from_cluster import job_from_objects
+from unbroken_cli.sources.from_rendezvous import job_from_status
 from unbroken_cli.text import age, faultless_lines, list_lines, status_lines, timeline_lines, why_lines
+from unbroken_core.protocol.messages import JobStatus, Recovery
 from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, Rung
 
 NOW = datetime(2026, 1, 1, 0, 20, tzinfo=timezone.utc)
 
@@ -372,6 +375,8 @@ def test_why_names_the_log_rule_and_the_line_whatever_was_made_of_it(cause: str)
     text = "\n".join(why_lines(job := job_of(status), find_fault(job, "2"), NOW))
     assert detail in text
     assert "  seen by    the agent, by a log rule: what the worker printed, or did not print" in text
+    assert ("raise the rule's seconds" in text) == (cause == "soft-timeout")
+    assert "softSeconds" not in text
 
 
 def test_what_a_log_rule_calls_slow_is_no_slow_node() -> None:
@@ -522,3 +527,56 @@ def test_a_job_that_never_started_has_no_iteration() -> None:
     del status["iteration"]
     head, row = list_lines([job_of(status)])
     assert row[head.index("ITERATION") :].split()[0] == "-"
+
+
+def recovery(iteration: int) -> Recovery:
+    """Return one that led to the next iteration."""
+    when = "2026-01-01T00:02:00Z"
+    return Recovery(
+        1,
+        Cause.EXCEPTION,
+        Rung.IN_PROCESS,
+        3,
+        "digits-1",
+        "node-a",
+        "",
+        "",
+        iteration,
+        iteration + 1,
+        (),
+        {},
+        when,
+        when,
+    )
+
+
+@pytest.mark.parametrize(
+    ("term", "iteration", "recoveries", "is_forgotten"),
+    [
+        (1, 3, (), False),
+        (2, 0, (), False),
+        (2, 3, (), True),
+        (2, 1, (recovery(0),), False),
+        (2, 4, (recovery(3),), True),
+    ],
+)
+def test_a_rendezvous_that_was_started_again_says_what_it_does_not_know(
+    term: int, iteration: int, recoveries: tuple[Recovery, ...], *, is_forgotten: bool
+) -> None:
+    phase = JobPhase.RUNNING
+    job = job_from_status(
+        JobStatus(
+            1, "digits", term, 1, phase, Reason.TRAINING, "", iteration, 8, 0, 0, (), {}, {}, recoveries, -1, None
+        )
+    )
+    before = "the rendezvous was started again, in iteration 3, and does not know what was before"
+    assert job.forgotten == (before if is_forgotten else "")
+    if is_forgotten:
+        assert timeline_lines(job)[1] == f"  before: {before}"
+    if recoveries:
+        assert why_lines(job, job.faults[0], NOW)[4] == "  detail     none was told"
+        return
+    assert f"  last fault none{f' that is known: {before}' if is_forgotten else ''}" in status_lines(job, NOW)
+    assert timeline_lines(job)[-1] == ("  nothing happened since" if is_forgotten else "  nothing happened yet")
+    with pytest.raises(InputError, match="numbers none" + (rf" \({before}\)" if is_forgotten else "; got")):
+        find_fault(job, "1")

@@ -15,7 +15,7 @@ from unbroken_core.coordinator.state.health_table import HealthTable
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import Interrupted, Running
 from unbroken_core.coordinator.state.places import Member
-from unbroken_core.log_rules.rules import LogVerdict
+from unbroken_core.protocol.log_rules.rules import LogVerdict
 from unbroken_core.protocol.settings import HealthMode, StragglerMode
 from unbroken_core.ranks.worlds import World
 from unbroken_core.recovery.health import BREAKER_S, BUDGET_S, SWITCH_S, Blame, Strike, assess

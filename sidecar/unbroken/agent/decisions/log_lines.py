@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from unbroken.agent.decisions.place import LocalPlace
 from unbroken_core.conventions.printable import printable
-from unbroken_core.log_rules.rules import LogRanks, LogRule, LogVerdict
 from unbroken_core.pod.pod_messages import LineMark, Lines
+from unbroken_core.protocol.log_rules.rules import LogRanks, LogRule, LogVerdict
 from unbroken_core.protocol.messages import Fault, WorkerState
 from unbroken_core.vocabulary.findings import LOG_LINES, Finding, Verdict
 from unbroken_core.vocabulary.reasons import Cause, WorkerPhase

@@ -21,8 +21,8 @@ from unbroken.agent.decisions.events import (
 from unbroken.agent.decisions.log_lines import SLOW_S, LogLines
 from unbroken.agent.decisions.member import PodMember
 from unbroken.agent.decisions.place import LocalPlace
-from unbroken_core.log_rules.rules import LogRanks, LogRule, LogVerdict
 from unbroken_core.pod.pod_messages import Follow, LineMark, Lines, Processes, ProcessState, Spawn, WorkerReport
+from unbroken_core.protocol.log_rules.rules import LogRanks, LogRule, LogVerdict
 from unbroken_core.protocol.messages import PROTOCOL, Fault, Finish, Halted, Hello, RankPlan, WorkerState
 from unbroken_core.protocol.settings import JobSettings
 from unbroken_core.vocabulary.findings import LOG_LINES, Finding, Health, Verdict

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from unbroken.launch.line_rules import MAX_LINE_BYTES, LineRules, Tap
-from unbroken_core.log_rules.rules import MAX_SHOWN, LogRule, LogVerdict
 from unbroken_core.pod.pod_messages import LineMark, Lines
 from unbroken_core.protocol import wire
+from unbroken_core.protocol.log_rules.rules import MAX_SHOWN, LogRule, LogVerdict
 
 ERROR = LogRule("error", "^error: .*", LogVerdict.FATAL_RESTART)
 LOSS = LogRule("loss", "loss=", LogVerdict.HANG, every_s=60.0)

@@ -11,9 +11,9 @@ from unbroken.launch import launcher as module
 from unbroken.launch.config import read_config
 from unbroken.launch.launcher import Launcher
 from unbroken.launch.line_rules import LineRules
-from unbroken_core.log_rules.rules import LogRule, LogVerdict
 from unbroken_core.pod.pod_messages import Lines
 from unbroken_core.protocol import wire
+from unbroken_core.protocol.log_rules.rules import LogRule, LogVerdict
 
 RULES = tuple(LogRule(f"rule-{number}", "line", LogVerdict.SLOW) for number in range(15))
 LOSS = LogRule("loss", "loss=", LogVerdict.HANG, every_s=60.0)

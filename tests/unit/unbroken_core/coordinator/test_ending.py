@@ -133,11 +133,11 @@ def seen(done: tuple[str, ...], gone: tuple[str, ...] = ()) -> Observation:
     return Observation(pods, is_accounted=True)
 
 
-def takes_over(*pods: str, observed: Observation) -> Bench:
+def takes_over(*pods: str, observed: Observation, highest_iteration: int = 0) -> Bench:
     """Return a new rendezvous of a job that is ending, to which only these pods come back."""
     before = ending()
     bench = Bench()
-    bench.coordinator = Coordinator(bench.settings, 0.0, term=2, highest_iteration=0)
+    bench.coordinator = Coordinator(bench.settings, 0.0, term=2, highest_iteration=highest_iteration)
     bench.states = before.states
     bench.step(Observed(observed))
     for pod in pods:
@@ -154,6 +154,15 @@ def test_rendezvous_lost_while_a_job_ends_does_not_fail_it_for_pods_that_have_en
         bench.worker("p1", local_rank, COMPLETED, has_ended=True)
     assert outcome(bench) == (JobPhase.COMPLETE, Reason.COMPLETED, "all 4 ranks completed")
     assert bench.status().recoveries == ()
+
+
+def test_pod_that_completed_an_earlier_iteration_does_not_stand_for_those_of_the_last_one() -> None:
+    """It was cut off meanwhile. The pods that ended well were with another one, of which nobody has heard the end."""
+    bench = takes_over("p1", "p2", observed=seen(done=("p0",)), highest_iteration=1)
+    assert bench.status().phase is not JobPhase.ENDING
+    for local_rank in range(2):
+        bench.worker("p1", local_rank, COMPLETED, has_ended=True)
+    assert bench.status().phase is not JobPhase.COMPLETE
 
 
 def test_process_that_failed_after_the_training_fails_the_job_at_a_new_rendezvous_too() -> None:

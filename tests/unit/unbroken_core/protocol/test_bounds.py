@@ -25,6 +25,7 @@ UNIONS = (
     messages.RendezvousMessage,
     pod_messages.FromWorker,
     pod_messages.FromLauncher,
+    pod_messages.FromWatch,
     pod_messages.ToWorker,
     pod_messages.ToLauncher,
     replica_messages.ToHolder,

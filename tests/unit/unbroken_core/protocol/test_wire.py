@@ -26,6 +26,7 @@ KINDS: list[type] = [
         messages.RendezvousMessage,
         pod_messages.FromWorker,
         pod_messages.FromLauncher,
+        pod_messages.FromWatch,
         pod_messages.ToWorker,
         pod_messages.ToLauncher,
     )

@@ -68,7 +68,7 @@ def test_a_job_whose_spares_are_all_in_one_dead_rack_shrinks_or_says_what_is_sho
     if minimum == 1:
         assert outcome == World(1, 1, num_closed=1, num_left=1)
     else:
-        assert outcome == Shortage(1, 1, "1 healthy pods of at least 2")
+        assert outcome == Shortage(1, 1, "1 healthy pod of at least 2")
 
 
 def test_a_world_size_filter_that_raises_leaves_the_ranks_as_they_were_and_is_named() -> None:

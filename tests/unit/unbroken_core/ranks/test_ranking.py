@@ -286,7 +286,7 @@ def test_too_few_pods_are_a_shortage_with_numbers() -> None:
 def test_spares_that_may_not_be_promoted_do_not_count_for_the_least_number_of_pods() -> None:
     job = running(rules(2, minimum_replicas=2), "p0", "p1")
     job.have("p0", "p2")
-    assert job.then(may_promote=False, may_grow=False) == Shortage(1, 2, "1 healthy pods of at least 2")
+    assert job.then(may_promote=False, may_grow=False) == Shortage(1, 2, "1 healthy pod of at least 2")
     assert job.then() == World(4, 2, num_left=1, promoted=("p2",))
 
 
@@ -336,7 +336,7 @@ def test_the_least_number_of_split_pods_counts_pods_not_ranks() -> None:
     job.have("p1", p0=(0,))
     assert isinstance(job.then(), World)
     job.have("p1")
-    assert job.then() == Shortage(1, 4, "1 healthy pods of at least 2")
+    assert job.then() == Shortage(1, 4, "1 healthy pod of at least 2")
 
 
 # ----------------------------------------------------------------------------------------- pods come, move, go, return

@@ -14,7 +14,7 @@ ALL = frozenset(Rung)
 SAME = World(2, 2)
 SPARE = World(2, 2, num_left=1, promoted=("c",))
 SMALLER = World(1, 1, num_closed=1, num_left=1)
-TOO_FEW = Shortage(1, 1, "1 healthy pods of at least 2")
+TOO_FEW = Shortage(1, 1, "1 healthy pod of at least 2")
 
 BASE = Situation(
     now_s=100.0,
@@ -158,7 +158,7 @@ def test_a_failure_says_what_was_used_up_and_what_is_missing() -> None:
     view = replace(BASE, outcome=TOO_FEW, possible=frozenset({Rung.WORLD}), spent=("process (3 in 60 s)",))
     assert choose(view) == Fail(
         Reason.BUDGET_EXHAUSTED,
-        "no rung of the ladder is left (possible: world; used up: process (3 in 60 s)); 1 healthy pods of at least 2",
+        "no rung of the ladder is left (possible: world; used up: process (3 in 60 s)); 1 healthy pod of at least 2",
     )
 
 

@@ -1,0 +1,190 @@
+"""Stragglers in a running job: told, and moved to a spare where the job wants that."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from tests.unit.unbroken_core.coordinator.test_coordinator import READY, RUNNING, SETTINGS, ranks, sent
+
+from unbroken_core.coordinator.events import Action, AgentReported
+from unbroken_core.protocol.messages import Halt, HealthStatus, Heartbeat, Interrupt, Pace, Plan
+from unbroken_core.protocol.settings import HealthMode, JobSettings, StragglerMode
+from unbroken_core.vocabulary.findings import STRAGGLERS, Finding, Verdict
+from unbroken_core.vocabulary.reasons import Cause
+
+from .test_health import DOWN, WatchedBench
+
+REPORT = replace(SETTINGS, timeouts=replace(SETTINGS.timeouts, heartbeat_s=120.0))
+WINDOW_S = REPORT.window_s
+Paces = Mapping[str, tuple[float, ...]]
+MOVE = replace(REPORT, stragglers=StragglerMode.MOVE)
+EVEN: Paces = {"p0": (1.0, 1.0), "p1": (1.0, 1.0)}
+SLOW: Paces = {"p0": (1.0, 1.2), "p1": (1.0, 1.0)}
+
+
+class PacedBench(WatchedBench):
+    def __init__(self, settings: JobSettings = REPORT) -> None:
+        super().__init__(settings)
+        self.iteration = 0
+        self.window = -1
+
+    def tell(self, pod: str, *busy_s: float, window: int | None = None, iteration: int | None = None) -> list[Action]:
+        """Let the workers of a pod tell how busy they were."""
+        self.seq += 1
+        window = self.window if window is None else window
+        iteration = self.iteration if iteration is None else iteration
+        paces = tuple(Pace(local, iteration, window, busy, 1.3) for local, busy in enumerate(busy_s))
+        return self.step(AgentReported(self.sessions[pod], Heartbeat(self.seq, paces=paces)))
+
+    def pass_window(self, busy_s: Paces) -> list[Action]:
+        """Let a window pass, and all tell it; others only that they are there."""
+        actions = self.tick(WINDOW_S)
+        self.window += 1
+        for pod in self.sessions:
+            actions += self.tell(pod, *busy_s.get(pod, ()))
+        return actions
+
+    def told(self) -> list[tuple[str, str, Verdict]]:
+        """Return pod, entity and verdict of each straggler in the status."""
+        health = self.status().health
+        found = () if health is None else health.findings
+        return [(item.pod, item.finding.entity, item.finding.verdict) for item in found]
+
+    def health(self) -> HealthStatus:
+        health = self.status().health
+        assert health is not None
+        return health
+
+
+def test_a_rank_that_is_slow_in_two_windows_is_told_and_nothing_moves() -> None:
+    bench = PacedBench()
+    assert bench.status().health is None
+    assert not sent(bench.pass_window(SLOW), Halt)
+    assert (bench.told(), bench.health().num_paced) == ([], 4)
+    revision = bench.status().revision
+    assert not sent(bench.pass_window(SLOW), Halt)
+    assert bench.told() == [("p0", "rank 1", Verdict.DEGRADED)]
+    assert bench.status().revision > revision
+    text = bench.health().findings[0].finding.message
+    assert text == "in two windows busy for 1.2 s of a step of 1.3 s, 20 % longer than its stage (1 s)"
+    bench.pass_window(EVEN)
+    assert bench.told() == [("p0", "rank 1", Verdict.DEGRADED)]
+    bench.pass_window(EVEN)
+    assert bench.told() == []
+
+
+def test_a_straggler_moves_to_a_spare_after_a_step_and_is_the_last_choice_as_a_spare() -> None:
+    bench = PacedBench(MOVE)
+    bench.pass_window(SLOW)
+    over = bench.move(bench.pass_window(SLOW))
+    interrupt = sent(over, Interrupt)["p1"]
+    assert (interrupt.cause, interrupt.pod) == (Cause.STRAGGLER, "p0")
+    assert interrupt.detail.endswith("; moves after step 5")
+    plans = sent(bench.all_are(READY, 0, "p0", "p1"), Plan)
+    assert (ranks(plans["p2"]), ranks(plans["p0"])) == ([0, 1], [None, None])
+    bench.all_are(RUNNING, 1, "p1", "p2")
+    bench.tick(1.0)
+    status = bench.status()
+    assert (status.recoveries[-1].cause, [pod.pod for pod in status.pods if pod.unfit]) == (Cause.STRAGGLER, [])
+    assert bench.told() == [("p0", "worker 1", Verdict.DEGRADED)]
+    assert "uid-p0" in bench.coordinator._job.health.worn
+    assert not bench.coordinator._job.members.unfit
+
+
+def test_a_rank_that_is_slow_wherever_it_runs_moves_once() -> None:
+    bench = PacedBench(MOVE)
+    bench.pass_window(SLOW)
+    bench.move(bench.pass_window(SLOW))
+    bench.all_are(READY, 0, "p0", "p1")
+    bench.all_are(RUNNING, 1, "p1", "p2")
+    bench.iteration, bench.window = 1, -1
+    again: Paces = {"p2": (1.0, 1.2), "p1": (1.0, 1.0)}
+    for _ in range(4):
+        assert not sent(bench.pass_window(again), Halt)
+    (found,) = [item.finding for item in bench.health().findings if item.pod == "p2"]
+    assert (found.verdict, found.entity) == (Verdict.DEGRADED, "rank 1")
+    assert found.message.endswith("it was so on another pod, too: look at what the script does on this rank")
+
+
+def test_without_a_ready_spare_no_straggler_moves() -> None:
+    bench = PacedBench(replace(MOVE, spares=0))
+    bench.fault("p2", 0, Cause.PROCESS_EXIT)
+    for _ in range(3):
+        assert not sent(bench.pass_window(SLOW), Halt)
+    assert bench.told() == [("p0", "rank 1", Verdict.SUSPECT)]
+
+
+def test_a_straggler_on_another_pod_soon_after_the_first_moves_nothing() -> None:
+    bench = PacedBench(replace(MOVE, spares=2))
+    bench.join("p3")
+    bench.pass_window(SLOW)
+    bench.move(bench.pass_window(SLOW))
+    bench.all_are(READY, 0, "p0", "p1")
+    bench.all_are(RUNNING, 1, "p1", "p2")
+    bench.iteration, bench.window = 1, -1
+    other: Paces = {"p2": (1.0, 1.0), "p1": (1.0, 1.2)}
+    bench.pass_window(other)
+    assert not sent(bench.pass_window(other), Halt)
+    assert "may be a false alarm" in bench.health().held
+
+
+@pytest.mark.parametrize(
+    ("settings", "does_move"),
+    [
+        pytest.param(replace(MOVE, health=HealthMode.OFF), True, id="stragglers move, findings do not count"),
+        pytest.param(replace(REPORT, health=HealthMode.ACT), False, id="findings move, stragglers do not"),
+    ],
+)
+def test_findings_and_stragglers_are_acted_on_apart(settings: JobSettings, does_move: bool) -> None:
+    bench = PacedBench(settings)
+    bench.pass_window(SLOW)
+    assert bool(sent(bench.pass_window(SLOW), Halt)) is does_move
+    found = sent(bench.find("p1", DOWN), Halt)
+    assert bool(found) is (settings.health is HealthMode.ACT)
+
+
+def test_what_cannot_be_is_no_word_about_the_others() -> None:
+    bench = PacedBench()
+    bench.pass_window(EVEN)
+    bench.tell("p0", 9.0, 9.0, window=10**9)
+    bench.tell("p0", 9.0, 9.0, iteration=7)
+    bench.tell("p0", *(9.0,) * 9, window=bench.window)
+    bench.tell("p2", 9.0, 9.0)
+    bench.pass_window(SLOW)
+    bench.pass_window(SLOW)
+    assert bench.told() == [("p0", "rank 1", Verdict.DEGRADED)]
+
+
+def test_a_rank_that_tells_nothing_keeps_nobody_from_being_compared() -> None:
+    bench = PacedBench(replace(REPORT, replicas=3, spares=0))
+    bench.all_are(READY, 0, "p0", "p1", "p2")
+    bench.all_are(RUNNING, 1, "p0", "p1", "p2")
+    bench.iteration = 1
+    for _ in range(3):
+        bench.pass_window(SLOW)
+    assert (bench.told(), bench.health().num_paced) == ([("p0", "rank 1", Verdict.DEGRADED)], 4)
+
+
+def test_a_job_that_wants_none_of_it_keeps_nothing() -> None:
+    bench = PacedBench(replace(REPORT, stragglers=StragglerMode.OFF))
+    bench.pass_window(SLOW)
+    bench.pass_window(SLOW)
+    assert (bench.status().health, bench.coordinator._job.paces.told) == (None, {})
+
+
+def test_a_watch_cannot_forge_a_straggler() -> None:
+    bench = PacedBench(MOVE)
+    forged = Finding(STRAGGLERS, "rank 1", Verdict.SUSPECT, "slow-rank", seen=3)
+    assert not sent(bench.find("p0", forged), Halt)
+    assert bench.told() == []
+
+
+def test_what_nobody_measures_is_said_to_be_unchecked() -> None:
+    bench = PacedBench(replace(REPORT, health=HealthMode.OBSERVE))
+    bench.find("p0", DOWN)
+    assert dict(bench.health().unchecked) == {}
+    for _ in range(4):
+        bench.pass_window({})
+    assert dict(bench.health().unchecked) == {"stragglers": 2}
+    bench.pass_window(EVEN)
+    assert dict(bench.health().unchecked) == {}
