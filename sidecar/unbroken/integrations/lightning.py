@@ -9,15 +9,17 @@ import base64
 import io
 import logging
 import os
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 
 from unbroken import inprocess, memory
-from unbroken.integrations import random_numbers, versions
+from unbroken.integrations import random_numbers, versions, whole_files
 from unbroken.integrations.samples import GlobalBatches
 from unbroken.memory.place import read_every
 
@@ -36,13 +38,46 @@ class Environment(TorchElasticEnvironment):  # type: ignore[misc]  # the package
         """Take any product: the world has as many ranks as the job has now."""
 
 
-def place(call: inprocess.CallWrapper) -> dict[str, Any]:
-    """Return what `Trainer(...)` has to know of this iteration: `Trainer(**place(call), ...)`."""
+class WholeFiles(TorchCheckpointIO):  # type: ignore[misc]  # the package brings no types here
+    """Lightning's own checkpoints, on a disk: once a save is over the file is there, whole, whatever ends.
+
+    Lightning writes a file elsewhere (in TMPDIR) and moves it. To another file system that is a copy: a process that is
+    killed leaves half of it under the name that training goes on from. Here it is written beside its place, to the disk
+    and not to the page cache alone, read again, and renamed. What is no path of this host (`s3://...`) is written as
+    before.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write it. Raises OSError; a file that was there is as it was then."""
+        target = _local_path(path)
+        if target is None or storage_options is not None or target.is_dir():
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        file = io.BytesIO()
+        torch.save(checkpoint, file)
+        with file.getbuffer() as content:
+            whole_files.write(target, content)
+
+
+def _local_path(path: Any) -> Path | None:
+    text = os.fspath(path)
+    if text.startswith("file://"):
+        return Path(text.removeprefix("file://"))
+    return None if "://" in text or "::" in text else Path(text)
+
+
+def place(call: inprocess.CallWrapper, plugins: Sequence[Any] = ()) -> dict[str, Any]:
+    """Return what `Trainer(...)` has to know of this iteration: `Trainer(**place(call), ...)`.
+
+    `plugins`: others that the Trainer shall have. Without a CheckpointIO among them Lightning's own checkpoints are
+    written by `WholeFiles`.
+    """
+    files = [] if any(isinstance(one, CheckpointIO) for one in plugins) else [WholeFiles()]
     world_size = call.state.active_world_size or 1
     devices = int(os.environ.get("LOCAL_WORLD_SIZE") or "1")
     return {
         **{"strategy": "ddp", "devices": devices, "num_nodes": max(world_size // devices, 1)},
-        **{"plugins": [Environment()], "use_distributed_sampler": False},
+        **{"plugins": [Environment(), *files, *plugins], "use_distributed_sampler": False},
     }
 
 

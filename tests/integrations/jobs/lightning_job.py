@@ -1,11 +1,11 @@
-"""A training of Lightning's Trainer: with validations, a schedule of learning rates and clipping."""
+"""A training of Lightning's Trainer: with validations, a schedule of learning rates, clipping and files of its own."""
 
 import logging
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from tests.integrations.jobs.training import (
     GLOBAL_BATCH,
     NUM_STEPS,
@@ -58,11 +58,27 @@ class AfterStep(Callback):  # type: ignore[misc]  # the package brings no types 
         after_step(trainer.global_step, self.call, pl_module.model)
 
 
+def check_files(files: Any, trainer: Any) -> None:
+    """What Lightning was told of, and says it has, is there, can be read, and is of its step."""
+    if trainer.global_rank:
+        return
+    known = {path: int(step) for path, step in files.best_k_models.items()}
+    assert sorted(known.values()) == [NUM_STEPS - 6, NUM_STEPS - 3], known
+    for path, step in known.items():
+        assert torch.load(path, weights_only=True)["global_step"] == step, path
+    # Lightning writes the last step again only if it knows of no file yet, as after a restart.
+    assert torch.load(files.last_model_path, weights_only=True)["global_step"] in (NUM_STEPS - 3, NUM_STEPS)
+    assert not list((OUT / "files").glob(".*")), "a part that is left over"
+
+
 @inprocess.Wrapper()
 def train(call: inprocess.CallWrapper) -> None:
     """Train three rounds through the data, which are epochs of 10 steps."""
     samples, module = make_samples(), Module()
     batches = GlobalBatches(len(samples), GLOBAL_BATCH)
+    files = ModelCheckpoint(
+        OUT / "files", "{step}", "step", mode="max", every_n_train_steps=3, save_top_k=2, save_last=True
+    )
     trainer = Trainer(
         **lightning.place(call),
         accelerator="cpu",
@@ -73,14 +89,16 @@ def train(call: inprocess.CallWrapper) -> None:
             lightning.Resume(call, batches=batches),
             AfterStep(call),
             EarlyStopping("val_loss", patience=100),
+            files,
         ],
         default_root_dir=OUT,
-        **dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary", "logger"), False),
+        **dict.fromkeys(("enable_progress_bar", "enable_model_summary", "logger"), False),
     )
     loader: Any = DataLoader(samples, batch_sampler=batches)  # type: ignore[arg-type]  # a list is a data set
     validation: Any = DataLoader(samples[:24], batch_size=6)  # type: ignore[arg-type]  # as above
     trainer.fit(module, loader, validation)
     assert trainer.global_step == NUM_STEPS
+    check_files(files, trainer)
     finish(module.model, trainer.global_step, call)
 
 
