@@ -33,7 +33,7 @@ def last_loss(folder: Path, script: str) -> str:
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert ("rank 1 fails once" in done.stdout + done.stderr) == (FAULT in script)
-    return re.findall(r"loss=(\S+)", done.stdout)[-1]
+    return str(re.findall(r"loss=(\S+)", done.stdout)[-1])
 
 
 @pytest.mark.parametrize("name", ["accelerate_loop", "fsdp2"])

@@ -53,7 +53,7 @@ def name_of_world() -> str:
 def wait_recorded(wanted: Groups) -> None:
     """Wait until this is what is read: gloo's own thread notes the end of a collective, and may do so after its caller
     has gone on."""
-    found = []
+    found: list[Groups] = []
 
     def is_recorded() -> bool:
         found[:] = [read_groups()]
