@@ -404,8 +404,11 @@ def _surplus(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -> 
     if num_surplus <= 0:
         return
     knows_ranks = assessment.report is not None and assessment.report.iteration >= 0
-    if has_run(snapshot) and not (snapshot.is_reachable and knows_ranks):
+    may_have_begun = any(pod.has_run for pod in snapshot.rendezvous_pods())
+    if not snapshot.is_reachable and (may_have_begun or has_run(snapshot)):
         # Who trains is known to the rendezvous alone: what was spare when it was last heard may have a rank now.
+        return
+    if has_run(snapshot) and not knows_ranks:
         return
     candidates = [pod for pod in assessment.alive if not knows_ranks or assessment.role(pod) is Role.SPARE]
     order = sorted(candidates, key=lambda pod: (assessment.role(pod) is Role.ACTIVE, pod.is_ready, -pod.ordinal))

@@ -439,6 +439,17 @@ def test_scaling_down_deletes_no_pod_while_nobody_knows_which_ones_train(what: s
     assert deleted == ["digits-1"]
 
 
+def test_no_pod_is_too_many_while_a_rendezvous_that_runs_has_not_been_heard() -> None:
+    """It may have begun the job with this very pod, while the operator saw nothing of it."""
+    world = running_world()
+    world.job["status"] = {}
+    world.job["spec"]["spares"] = {"count": 0}
+    world.report, world.report_from, world.is_reachable = None, "", False
+    assert [action for action in world.actions() if isinstance(action, DeletePod)] == []
+    world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-2"], ["digits-1"])
+    assert [action.name for action in world.actions() if isinstance(action, DeletePod)] == ["digits-1"]
+
+
 def test_pods_that_succeed_before_the_report_says_complete_are_not_replaced() -> None:
     world = running_world()
     world.end_pod("digits-0", "Succeeded")
