@@ -357,8 +357,8 @@ class Ledger:
     def _locals(self, recovery: Recovery) -> list[int]:
         """Return which workers of its pod may be meant."""
         size, rank = self.world.settings.ranks_per_pod, recovery.rank
-        if rank is None and recovery.cause is Cause.HARD_TIMEOUT:
-            # A worker without a rank may be asked for the rank assignment, and not answer.
+        if rank is None and recovery.cause in (Cause.SOFT_TIMEOUT, Cause.HARD_TIMEOUT):
+            # Several ranks of the pod hang. Or a worker without a rank was asked for the rank assignment, in vain.
             return list(range(size))
         policy = self.world.schedule.policy
         is_anywhere = self.world.settings.minimum_ranks_per_pod < size or (policy is not None and policy.code)

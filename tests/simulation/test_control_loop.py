@@ -39,6 +39,8 @@ FAILED_BEFORE = (
     301795,
     306616,
     308055,
+    320328,
+    320387,
 )
 """Seeds that have shown a fault of the product or of the simulation once, and are run every time."""
 
