@@ -294,6 +294,8 @@ def note_state(iteration: int, what: str, step: int | None, model: nn.Module, op
         digest.update(whole.detach().numpy().tobytes())
     if dist.get_rank() == 0:
         note("states", iteration, what, step, digest.hexdigest())
+    # Nobody goes on, and breaks, before it is noted.
+    dist.barrier()
 
 
 @inprocess.Wrapper()
