@@ -108,6 +108,9 @@ def admit(job: Mapping[str, Any]) -> ValidSpec | InvalidSpec:
             f"spec.topology.preset: {spec.topology.preset.value} is a list of layers, and spec.topology.layers is one, "
             "too: leave one of them out"
         )
+    presets = [preset.value for preset in spec.node_signals.presets]
+    if len(set(presets)) < len(presets):
+        found.append(f"spec.nodeSignals.presets: want each preset at most once, got {presets}")
     found += _template_violations(spec)
     found += _resource_violations(spec)
     found += (f"spec.{text}" for text in memory_rules.refusals(_memory_and_template(spec)))

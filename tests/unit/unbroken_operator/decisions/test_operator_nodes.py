@@ -223,7 +223,7 @@ def test_what_a_kubelet_says_of_devices_is_bounded() -> None:
     assert "\n" not in mark
 
 
-@pytest.mark.parametrize("presets", [["NPD"], ["NVSentinel", "NVSentinel", "NVSentinel"], "NVSentinel"])
+@pytest.mark.parametrize("presets", [["NPD"], ["NVSentinel"] * 2, ["NVSentinel"] * 3, "NVSentinel"])
 def test_presets_that_cannot_be_are_refused(presets: Any) -> None:
     world = World(a_job(nodeSignals={"presets": presets}), nodes=[a_node("a")])
     world.settle()
