@@ -173,7 +173,7 @@ def _restore(job: JobState, member: Member) -> Restore | None:
         sources = table.sources(key, uid, ranks)[:MAX_SOURCES]
         is_given_up = key in choice.given_up
         candidates.append(Candidate(key.term, key.iteration, key.step, key.world_size, tuple(sources), is_given_up))
-        runs.append(table.fetches(key, uid, ranks) if is_same_size else _of_all(job, key, uid))
+        runs.append(table.fetches(key, uid, ranks, job.members.out) if is_same_size else _of_all(job, key, uid))
     fetches, peers = named_fetches(runs, table.peers())
     found = (replace(one, fetches=fetched) for one, fetched in zip(candidates, fetches, strict=True))
     return Restore(tuple(found), choice.reason, choice.floors, choice.avoided, peers)
@@ -185,7 +185,7 @@ def _of_all(job: JobState, key: StepKey, uid: str) -> tuple[list[Run], list[Run]
     if of != job.world.iteration:
         job.copying.whole = of, known = job.world.iteration, {}
     if key not in known:
-        known[key] = job.checkpoints.fetches(key, "", range(key.world_size))
+        known[key] = job.checkpoints.fetches(key, "", range(key.world_size), job.members.out)
     if not job.checkpoints.is_reached(uid):
         return [], []
     first, others = known[key]

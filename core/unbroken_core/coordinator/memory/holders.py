@@ -1,7 +1,7 @@
 """One checkpoint: who holds which of its shards, and which shards are the same bit by bit."""
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -105,16 +105,30 @@ def kept(step: Step, rank: int, same: dict[tuple[str, str], list[int]]) -> Itera
                     yield other, place
 
 
-def runs_of(step: Step, ranks: Iterable[int], reached: Container[str], uid: str) -> tuple[list[Run], list[Run]]:
-    """Return what a pod fetches of these shards: from those who are asked first, and from those asked after them."""
+def runs_of(
+    step: Step, ranks: Iterable[int], reached: Container[str], uid: str, leaving: Collection[str] = ()
+) -> tuple[list[Run], list[Run]]:
+    """Return what a pod fetches of these shards: from those who are asked first, and from those asked after them.
+
+    Pods that leave come last: their keepers may have ended by then.
+    """
     same = step.by_content()
     asked: list[list[tuple[int, int, str]]] = [[] for _ in range(_MOST_ASKED)]
     for rank in ranks:
+        found: Iterator[tuple[int, str]]
         found = ((other, place) for other, place in kept(step, rank, same) if place in reached and place != uid)
+        if leaving:
+            # Not all of them: of data parallel ranks there may be thousands that are equal.
+            found = _at_last(list(islice(found, _MOST_ASKED * (1 + len(leaving)))), leaving)
         for turn, (other, place) in enumerate(islice(found, _MOST_ASKED)):
             asked[turn].append((rank, other, place))
     first, *others = map(_compressed, asked)
     return first, [run for runs in others for run in runs]
+
+
+def _at_last(found: list[tuple[int, str]], leaving: Collection[str]) -> Iterator[tuple[int, str]]:
+    yield from (one for one in found if one[1] not in leaving)
+    yield from (one for one in found if one[1] in leaving)
 
 
 def named_fetches(

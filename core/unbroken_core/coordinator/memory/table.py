@@ -286,7 +286,9 @@ class Checkpoints:
         named = {rank for first, number, _kept, _peer in runs[:MAX_FETCHES] for rank in range(first, first + number)}
         return tuple(rank for rank in away if rank not in named)
 
-    def fetches(self, key: StepKey, uid: str, ranks: Iterable[int]) -> tuple[list[Run], list[Run]]:
+    def fetches(
+        self, key: StepKey, uid: str, ranks: Iterable[int], leaving: Collection[str] = ()
+    ) -> tuple[list[Run], list[Run]]:
         """Return what a pod has other pods hand out of these shards: whom it asks first, and whom after them.
 
         Without a pod: of all ranks, for any pod of a world of another size, which reads what it has itself.
@@ -295,7 +297,7 @@ class Checkpoints:
         if step is None or (uid and not self.is_reached(uid)):
             return [], []
         away = [rank for rank in ranks if not uid or not self._reads(uid, step.holders.get(rank, {}))]
-        return runs_of(step, away, self.peers(), uid)
+        return runs_of(step, away, self.peers(), uid, leaving)
 
     def sources(self, key: StepKey, uid: str, ranks: Iterable[int]) -> list[tuple[int, str]]:
         """Return where those of these shards lie that the pod does not have itself; the pod reads all of them."""

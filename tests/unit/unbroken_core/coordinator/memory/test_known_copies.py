@@ -110,6 +110,14 @@ def test_ranks_that_have_changed_places_fetch_from_each_other() -> None:
     assert told.table.fetches(key(10), "c", [0])[1] == [(0, 1, 0, "b")]
 
 
+def test_a_pod_that_leaves_is_asked_last() -> None:
+    """Its keeper may have ended by then, and whoever asks waits for one that may be starting again."""
+    told = all_copied(10)
+    assert told.table.fetches(key(10), "c", [0], {"a": None}) == ([(0, 1, 0, "b")], [(0, 1, 0, "a")])
+    told.lose("b")
+    assert told.table.fetches(key(10), "c", [0], {"a": None}) == ([(0, 1, 0, "a")], []), "there is no other one"
+
+
 def test_a_smaller_world_reads_all_shards_of_the_old_one() -> None:
     told = all_copied(10)
     told.lose("b", "d")
