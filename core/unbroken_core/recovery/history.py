@@ -220,8 +220,10 @@ class Incident:
         leave in time, took its time within."""
         if self.found_s is not None:
             return self.found_s - self.started_s
-        culprit = self.culprit
-        return max(self.started_s - min(culprit.at_s, (self._first or culprit).at_s), 0.0)
+        # It is known of a pod that it leaves while ranks go on to a step that all save: `at_s` is before that, and
+        # nothing had to be detected.
+        faults = (self.culprit, self._first or self.culprit)
+        return max(max(min(fault.detect_s, self.started_s - fault.at_s), 0.0) for fault in faults)
 
     def add_phase(self, phase: Phase, seconds: float) -> None:
         """Add to a phase: a recovery that is interrupted goes through its phases several times."""

@@ -63,6 +63,8 @@ def test_culprit(faults: list[FaultRecord], culprit: str) -> None:
         ([FaultRecord(Cause.EXCEPTION, "a", 0, 72.0, 0.0), FaultRecord(Cause.HARD_TIMEOUT, "b", 0, 72.5, 30.0)], 0.0),
         # A hang counts from its last sign of life, whatever becomes of it later.
         ([FaultRecord(Cause.SOFT_TIMEOUT, "b", 0, 64.0, 8.0), FaultRecord(Cause.HARD_TIMEOUT, "b", 0, 72.0, 4.0)], 8.0),
+        # A move begins once all ranks have saved the same step; they train until then.
+        ([FaultRecord(Cause.POD_LEAVING, "a", None, 66.0, 0.0)], 0.0),
         # Others report the break of a connection first; that pod had been silent before.
         (
             [FaultRecord(Cause.EXCEPTION, "a", 0, 72.0, 0.0), FaultRecord(Cause.HEARTBEAT_LOST, "c", None, 67.0, 9.0)],
