@@ -236,7 +236,7 @@ class Checkpointer:
         try:
             disk.load(state, step)
         except CheckpointException as error:
-            problem = error
+            problem = _without_frames(error)
         if all_true(problem is None):
             return None
         return problem or CheckpointException(f"step {step} cannot be read by another rank", {})
@@ -269,6 +269,12 @@ class Checkpointer:
         if problem not in self._told and len(self._told) < 100:
             self._told.add(problem)
             logger.warning("not saved in memory: %s", problem)
+
+
+def _without_frames(error: CheckpointException) -> CheckpointException:
+    """Return it without the frames that it came through: while they are there, they hold the process group."""
+    causes = {rank: (cause.with_traceback(None), words) for rank, (cause, words) in error.failures.items()}
+    return CheckpointException(str(error.args[0]) if error.args else "load", causes)
 
 
 def _checked(step: object) -> int:

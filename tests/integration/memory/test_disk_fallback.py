@@ -1,5 +1,6 @@
 """Checkpoints on the disk that cannot be read: all ranks take an older one, in memory or on the disk, or fail."""
 
+import gc
 import os
 import shutil
 import socket
@@ -70,6 +71,22 @@ def test_an_older_one_is_taken_where_the_newest_cannot_be_read(
     assert "cannot be read: step=30" in caplog.text
     assert "restored from the disk: step=20" in caplog.text
     assert "restored from the disk: step=30" not in caplog.text
+
+
+def test_what_cannot_be_read_leaves_no_frames_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would hold the process group until the garbage collector comes by."""
+    folder = saved(tmp_path, 10, 20)
+    lose(folder / "step-20")
+    # What is logged is kept by pytest.
+    monkeypatch.setattr("unbroken.memory.disk.logger.disabled", True)
+    gc.collect()
+    gc.disable()
+    try:
+        assert Checkpointer(disk=folder).load({"w": torch.zeros(100)}) == 10
+        kept = [one for one in gc.get_objects() if isinstance(one, CheckpointException) and one.__traceback__]
+    finally:
+        gc.enable()
+    assert kept == []
 
 
 def test_nothing_begins_anew_where_none_can_be_read(tmp_path: Path) -> None:
