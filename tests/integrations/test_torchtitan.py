@@ -1,6 +1,7 @@
 """torchtitan's own checkpoints, and what its integration refuses: `make test-integrations RELEASES=torchtitan`."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,14 @@ def test_torchtitan_without_files_of_its_own_goes_on_from_memory(tmp_path: Path)
     got = run(FRAMEWORK, tmp_path, ONE_POD, TEST_WRITES="no", TEST_FAULTS='{"exception": 11}')
     assert not (tmp_path / "disk" / "checkpoint").exists()
     assert got.result["iteration"] == 1
+    assert (got.steps, got.drawn, got.result["digest"]) == (want.steps, want.drawn, want.result["digest"])
+
+
+def test_a_rank_that_asks_a_failed_one_for_its_part_of_the_model_is_interrupted_there(tmp_path: Path) -> None:
+    """torchtitan's models have fused weights: their dictionaries are collectives."""
+    want = uninterrupted(FRAMEWORK)
+    got = run(FRAMEWORK, tmp_path, ONE_POD, TEST_WRITES="no", TEST_FAILS_UNSAVED="11")
+    assert re.findall(r"recovered \d+: rung ([a-z-]+)", got.text) == ["in-process"]
     assert (got.steps, got.drawn, got.result["digest"]) == (want.steps, want.drawn, want.result["digest"])
 
 

@@ -23,6 +23,7 @@ from unbroken.integrations import random_numbers, versions
 from unbroken.memory.agreement import all_true
 from unbroken.memory.disk import steps_on_disk
 from unbroken.memory.place import read_every
+from unbroken.memory.shard import state_dicts
 
 logger = logging.getLogger(__name__)
 
@@ -119,8 +120,11 @@ class MemoryCheckpoints(CheckpointManager):  # type: ignore[misc]  # the package
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
         """Save in memory, say so, and write to the folder when that is due."""
         if curr_step % self._every == 0:
+            with self._call.checkpoint():
+                # torchtitan's models ask all ranks for what is fused in them: nothing may hold this rank there.
+                state = state_dicts(self._state())
             with self._call.atomic():  # a fault elsewhere waits until this rank has saved
-                self._checkpoints.save(self._state(), curr_step)
+                self._checkpoints.save(state, curr_step)
         self._call.ping(step=curr_step)
         if not self._writes or not self._should_save(curr_step, last_step):
             return False

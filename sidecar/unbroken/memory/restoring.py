@@ -91,8 +91,10 @@ class Restoration:
             for one in state.values():
                 if isinstance(one, Optimizer):
                     make_lazy_state(one)
+        # Once, on all ranks: dictionaries may wait for other ranks, which may need another number of attempts.
+        values = state_dicts(state) if whole else {}
         for candidate in whole:
-            chosen = self._try(candidate, state)
+            chosen = self._try(candidate, values)
             if all_true(chosen is not None):
                 if self._remote.num_bytes:
                     text = "step %d is restored with %d bytes from other pods"
@@ -118,14 +120,14 @@ class Restoration:
         self._sources.clear()
         self._remote.close()
 
-    def _try(self, candidate: ReadableCheckpoint, state: Mapping[str, Any]) -> Chosen | None:
+    def _try(self, candidate: ReadableCheckpoint, values: dict[str, Any]) -> Chosen | None:
         """Plan how this rank would read a candidate; None when it cannot."""
         for choice in self._choices(candidate):
             sources: list[Source] = []
             try:
                 # One after the other: what was opened is known, should the next one fail.
                 sources.extend(one() for one in choice)
-                chosen = self._plan(candidate.moment, sources, state)
+                chosen = self._plan(candidate.moment, sources, values)
             except UnreadableError as error:
                 self._refused[candidate] = self._own[candidate] = str(error)
             else:
@@ -165,10 +167,9 @@ class Restoration:
             yield [*local, *(partial(remote.open, candidate, other) for other in others[:number])]
             number *= 2
 
-    def _plan(self, moment: Moment, sources: Sequence[Source], state: Mapping[str, Any]) -> Chosen:
+    def _plan(self, moment: Moment, sources: Sequence[Source], values: dict[str, Any]) -> Chosen:
         contents = Contents(sources)
         metadata = contents.metadata
-        values = state_dicts(state)
         planner = DefaultLoadPlanner()
         planner.set_up_planner(values, metadata)
         try:

@@ -13,6 +13,7 @@ from tests.integrations.jobs.training import (
     OUT,
     SAMPLES,
     break_after,
+    break_once,
     finish,
     note_step,
     share,
@@ -38,6 +39,8 @@ from unbroken.integrations.samples import GlobalBatches
 TOKENS = 8
 SAVE_EVERY = 8
 WRITES = os.environ.get("TEST_WRITES", "yes") == "yes"
+FAILS_UNSAVED = int(os.environ.get("TEST_FAILS_UNSAVED", "0"))
+"""Step after which rank 1 fails before it saves, once."""
 
 
 class Seen:
@@ -123,6 +126,8 @@ class Notes(MetricsProcessor):  # type: ignore[misc]  # the package brings no ty
     def log(self, step: int, *args: Any, **kwargs: Any) -> None:
         """Note a step."""
         note_step(step, SEEN.call, SEEN)
+        if step == FAILS_UNSAVED and SEEN.call.state.active_rank == 1:
+            break_once("exception-unsaved")
         super().log(step, *args, **kwargs)
 
 

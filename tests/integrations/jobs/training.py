@@ -92,10 +92,11 @@ def break_after(step: int, call: inprocess.CallWrapper) -> None:
             pause.wait(1.0)
     for fault, at in FAULTS.items():
         if rank == min(1, (world_size or 1) - 1) and step == at:
-            _break(fault)
+            break_once(fault)
 
 
-def _break(fault: str) -> None:
+def break_once(fault: str) -> None:
+    """Have this fault, unless a rank has had it."""
     try:
         (OUT / f"broken-{fault}").touch(exist_ok=False)
     except FileExistsError:
