@@ -86,7 +86,7 @@ def _in_process_state(place: LocalPlace, outcome: JobPhase | None) -> WorkerStat
         iteration,
         report.host if is_ready else "",
         report.port if is_ready else 0,
-        _stronger(report.fault or incarnation.unconfirmed, incarnation.found),
+        _fault_of(report.fault or incarnation.unconfirmed, incarnation.found, iteration),
         incarnation.step,
         report.has_progress,
         report.policy,
@@ -132,7 +132,7 @@ def _running(place: LocalPlace) -> WorkerState:
         incarnation.number,
         phase,
         place.entered,
-        fault=_stronger(report.fault if report else None, incarnation.found),
+        fault=_fault_of(report.fault if report else None, incarnation.found, place.entered),
         step=incarnation.step,
         has_progress=report is not None and report.has_progress,
         activity=incarnation.activity,
@@ -178,7 +178,7 @@ def _exit_fault(found: Fault | None, process: ProcessState, report: WorkerReport
     if found is not None and found.cause is Cause.LOG_RULE:
         # The line that it printed before it ended says more than the end.
         return replace(found, exit_code=exit_code)
-    if own is not None and own.cause in _LEAVES_ANYWAY and own.iteration == iteration:
+    if own is not None and _says_why_it_leaves(own, iteration):
         return replace(own, exit_code=exit_code)
     if found is not None:
         return found
@@ -203,7 +203,15 @@ def _signal_name(number: int) -> str:
         return "unknown"
 
 
-def _stronger(first: Fault | None, second: Fault | None) -> Fault | None:
-    if first is None or second is None:
-        return first or second
-    return first if first.cause.severity >= second.cause.severity else second
+def _fault_of(own: Fault | None, found: Fault | None, iteration: int) -> Fault | None:
+    """Return what is told of a worker that reports one fault of itself, and of which the agent has found another."""
+    if own is None or found is None:
+        return own or found
+    if found.cause is Cause.HARD_TIMEOUT and _says_why_it_leaves(own, iteration):
+        # That its process takes long to end is a consequence.
+        return own
+    return own if own.cause.severity >= found.cause.severity else found
+
+
+def _says_why_it_leaves(own: Fault, iteration: int) -> bool:
+    return own.cause in _LEAVES_ANYWAY and own.iteration == iteration

@@ -358,6 +358,19 @@ def test_own_word_of_a_worker_that_leaves_counts_more_than_its_exit_code() -> No
     assert (faults(pod)[1], pod.member.workers[1].phase) == (replace(own, exit_code=7), WorkerPhase.GONE)
 
 
+@pytest.mark.parametrize("cause", [Cause.STALE_STATE, Cause.BASE_EXCEPTION])
+def test_own_word_of_a_worker_that_leaves_counts_more_than_that_its_process_takes_long_to_end(cause: Cause) -> None:
+    pod = Pod()
+    pod.run()
+    own = Fault(cause, 0, "why it leaves")
+    pod.step(WorkerReported(1, 0, WorkerReport(WorkerPhase.STOPPING, 0, fault=own)))
+    pod.hear(interrupt(0))
+    assert SendToLauncher(End(1, 0, 5)) in pod.after(20.1)
+    assert faults(pod)[1] == own
+    pod.step(LauncherReported(processes(running(0), ended(1, -9))))
+    assert faults(pod)[1] == own
+
+
 def test_respawn_starts_the_next_incarnation_once_and_leaves_a_newer_one_alone() -> None:
     pod = Pod()
     pod.run()
