@@ -6,6 +6,7 @@ model and optimizers are there, and Lightning has not yet restored what it read 
 """
 
 import base64
+import copy
 import io
 import logging
 import os
@@ -19,9 +20,10 @@ from lightning.pytorch.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 
 from unbroken import inprocess, memory
-from unbroken.integrations import random_numbers, versions, whole_files
+from unbroken.integrations import lightning_hooks, random_numbers, versions, whole_files
 from unbroken.integrations.samples import GlobalBatches
 from unbroken.memory.place import read_every
+from unbroken.memory.shard import refuse_unreadable
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +110,8 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         self._trainer: Any = None
         self._begun_at = 0
         self._random: Any = None
+        self._data: dict[str, Any] = {}
+        """State of the LightningDataModule, as it was before the next batch was fetched."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse what would go on in another way than it was."""
@@ -123,6 +127,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
                 f"Trainer: want rank {want[0]} of {want[1]}, got {trainer.global_rank} of {trainer.world_size}; "
                 "make it inside the wrapped function, with Trainer(**place(call), ...)"
             )
+        lightning_hooks.refuse(trainer.callbacks)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave Lightning's own checkpoints alone again."""
@@ -143,6 +148,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Bring model, optimizers and progress back."""
         self._call.on_move(self._save_at_move)
+        self._data = lightning_hooks.data_state(trainer)
         state = self._state(trainer)
         done = self._checkpoints.load(state)
         self._begun_at = done or 0
@@ -180,11 +186,17 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         # Gradients that wait for more batches are in no checkpoint.
         if batch_idx % trainer.accumulate_grad_batches == 0:
             if done % self._every == 0:
+                with self._call.checkpoint():
+                    state = self._state(trainer)
                 with self._call.atomic():  # a fault elsewhere waits until this rank has saved
-                    self._checkpoints.save(self._state(trainer), done)
+                    self._checkpoints.save(state, done)
             self._call.ping(step=done)
         else:
             self._call.ping()
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        """Remember the data's state, before the next batch is fetched."""
+        self._data = copy.deepcopy(lightning_hooks.data_state(trainer))
 
     def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
         """A validation makes progress, too."""
@@ -236,6 +248,8 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
             "schedulers": [one.scheduler.state_dict() for one in trainer.lr_scheduler_configs],
             "callbacks": {one.state_key: kept for one in others if (kept := one.state_dict())},
             "precision": trainer.precision_plugin.state_dict(),
+            "hooks": lightning_hooks.collect(trainer, self),
+            "data": self._data,
         }
 
     def _restore(self, trainer: Any, progress: dict[str, Any]) -> None:
@@ -253,6 +267,10 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
                 callback.load_state_dict(kept)
         if progress["precision"]:
             trainer.precision_plugin.load_state_dict(progress["precision"])
+        lightning_hooks.restore(trainer, self, progress["hooks"])
+        if progress["data"]:
+            self._data = progress["data"]
+            trainer.datamodule.load_state_dict(self._data)
         if (checkpoint := self._from_file.checkpoint) is not None:
             # Lightning restores this next.
             checkpoint["loops"]["fit_loop"] = progress["loops"]
@@ -293,11 +311,14 @@ def _progress_of(trainer: Any) -> Any:
 
 def _write(progress: dict[str, Any]) -> str:
     """Return text, so that its shape is no part of the checkpoint's. Raises TypeError for what could not be read."""
+    refuse_unreadable(progress)
     file = io.BytesIO()
     torch.save(progress, file)
     return base64.b64encode(file.getvalue()).decode()
 
 
 def _read(text: str) -> dict[str, Any]:
-    progress: dict[str, Any] = torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
+    file = io.BytesIO(base64.b64decode(text))
+    # As Lightning reads its own files: another rank may have saved it, on a device that this one has not.
+    progress: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     return progress

@@ -48,7 +48,7 @@ class ShardReader:
         if self._layout is None or (*signature, *objects) != self._signature:
             plan = planner.create_local_plan()
             self._layout, sources = _lay_out(plan, planner)
-            _refuse_unreadable(objects)
+            refuse_unreadable(objects)
             self._signature = (*signature, *objects)
         return Shard(self._layout, sources, _dump(objects))
 
@@ -131,7 +131,7 @@ def _dump(objects: Mapping[str, Any]) -> bytes:
     return file.getvalue()
 
 
-def _refuse_unreadable(objects: Mapping[str, Any]) -> None:
+def refuse_unreadable(objects: Mapping[str, Any]) -> None:
     """Raise TypeError for what could be saved, but not loaded again with `weights_only=True`."""
     try:
         torch.load(io.BytesIO(_dump(objects)), weights_only=True)
@@ -140,6 +140,9 @@ def _refuse_unreadable(objects: Mapping[str, Any]) -> None:
             try:
                 torch.load(io.BytesIO(_dump({name: one})), weights_only=True)
             except Exception as error:
+                if isinstance(one, dict):
+                    # Names what is in it, if that can be named.
+                    refuse_unreadable({f"{name}.{key}": value for key, value in one.items()})
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 raise TypeError(
                     f"{name}: want tensors, numbers, text, lists and dictionaries, which can be read without running "
