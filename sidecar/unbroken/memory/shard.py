@@ -45,11 +45,13 @@ class ShardReader:
         tensors = {name: one for name, one in flat.items() if isinstance(one, torch.Tensor)}
         objects = {name: one for name, one in flat.items() if not isinstance(one, torch.Tensor)}
         signature, sources = _signature(tensors)
-        if self._layout is None or (*signature, *objects) != self._signature:
+        # A value may become one of a type that cannot be read again.
+        signature += tuple((name, _types_in(one)) for name, one in objects.items())
+        if self._layout is None or signature != self._signature:
             plan = planner.create_local_plan()
             self._layout, sources = _lay_out(plan, planner)
             refuse_unreadable(objects)
-            self._signature = (*signature, *objects)
+            self._signature = signature
         return Shard(self._layout, sources, _dump(objects))
 
 
@@ -129,6 +131,12 @@ def _dump(objects: Mapping[str, Any]) -> bytes:
     file = io.BytesIO()
     torch.save(dict(objects), file)
     return file.getvalue()
+
+
+def _types_in(one: object) -> frozenset[type]:
+    """Return the types of an object and of all that it contains."""
+    parts = one.values() if isinstance(one, dict) else one if isinstance(one, list | tuple | set | frozenset) else ()
+    return frozenset((type(one),)).union(*map(_types_in, parts))
 
 
 def refuse_unreadable(objects: Mapping[str, Any]) -> None:

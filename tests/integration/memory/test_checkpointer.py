@@ -105,6 +105,16 @@ def test_what_could_not_be_read_without_running_code_is_refused_by_name(pod: Liv
         Checkpointer().save({"mine": {"path": Path("x"), "fine": 1}}, 0)
 
 
+def test_what_becomes_unreadable_later_is_refused_by_name(pod: LivePod) -> None:
+    pod.start()
+    checkpointer = Checkpointer()
+    checkpointer.save({"best": {"value": 0.5, "where": []}}, 0)
+    with pytest.raises(TypeError, match=r"best\.where: want tensors, numbers, text"):
+        checkpointer.save({"best": {"value": 0.5, "where": [Path("x")]}}, 1)
+    with pytest.raises(TypeError, match=r"best\.value: want tensors, numbers, text"):
+        checkpointer.save({"best": {"value": Path("x"), "where": []}}, 2)
+
+
 def test_without_a_keeper_saves_are_skipped_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("UNBROKEN_DIR", raising=False)
     monkeypatch.delenv("UNBROKEN_POD_FOLDER", raising=False)
