@@ -127,7 +127,7 @@ chart-test: $(STAMP) ## Test the chart with helm (fetched if missing), and on th
 
 dashboards-test: $(STAMP) ## Test alerts with promtool, and each panel on a Prometheus that scrapes a job with faults; needs both, and fails without
 	$(WITH_HELM) UNBROKEN_REQUIRE=helm,prometheus \
-	    $(PYTEST) tests/integration/chart/test_alert_rules.py tests/e2e/test_e2e_dashboards.py --junitxml=$(REPORT) $(ARGS)
+	    $(PYTEST) tests/integration/chart/test_alert_rules.py tests/e2e/dashboards/test_e2e_dashboards.py --junitxml=$(REPORT) $(ARGS)
 
 e2e: $(STAMP) ## Run the end-to-end tests (on real API servers, too, where UNBROKEN_TEST_KUBECONFIGS names some)
 	$(PYTEST) -n 3 tests/e2e --junitxml=$(REPORT) $(ARGS)

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.e2e.e2e_bench import Bench, job
 from tests.integration.chart.test_chart import CHART, helm_or_skip
 from tests.waiting import eventually
 
-from .e2e_bench import Bench, job
 from .scraping import Prometheus, discover, prometheus, scrape_configs
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.parametrize("bench", ["local"], indirect=True)]
