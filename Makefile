@@ -159,10 +159,10 @@ pictures: $(STAMP) ## Draw the dashboards of a small fleet that breaks for 8 min
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.fleet --helm "$$(tools/get-helm.sh)" $(ARGS)
 
 live-page: $(STAMP) ## Draw the live page of a job that breaks three times: docs/live-page.png; needs chromium
-	PYTHONPATH=$(CURDIR) $(BIN)/python -m tools.live_page_picture docs/live-page.png
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tools.recordings.live_page_picture docs/live-page.png
 
 rendezvous-kill: $(STAMP) ## Kill the rendezvous in the middle of a recovery, and record that the training continues: docs/rendezvous-kill.svg
-	PYTHONPATH=$(CURDIR) $(BIN)/python -m tools.rendezvous_kill --svg docs/rendezvous-kill.svg
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tools.recordings.rendezvous_kill --svg docs/rendezvous-kill.svg
 
 ##@ Cleaning
 .PHONY: clean
