@@ -82,6 +82,7 @@ async def break_a_job(bench: Bench, server: Prometheus, targets: Path) -> None:
     document = job(NAME, command, replicas=2, ranksPerPod=2, spares={"count": 1}, memory=memory)
     # Of fewer than four ranks nobody is slow; a window takes half the time of a heartbeat, or longer.
     document["spec"]["health"] = {"stragglers": {"windowSeconds": 5}}
+    document["spec"]["health"]["logRules"] = [{"name": "storage", "pattern": "retrying read", "verdict": "slow"}]
     # Nothing hangs here: each fault more would be counted.
     document["spec"]["timeouts"] |= {"softSeconds": 30, "hardSeconds": 40, "heartbeatSeconds": 20}
     pod = document["spec"]["template"]["spec"]
