@@ -20,7 +20,7 @@ from lightning.pytorch.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 
 from unbroken import inprocess, memory
-from unbroken.integrations import lightning_hooks, random_numbers, versions, whole_files
+from unbroken.integrations import lightning_hooks, one_training, random_numbers, versions, whole_files
 from unbroken.integrations.samples import GlobalBatches
 from unbroken.memory.place import read_every
 from unbroken.memory.shard import refuse_unreadable
@@ -117,6 +117,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         """Refuse what would go on in another way than it was."""
         if stage != "fit":
             return
+        one_training.claim(self._call)
         self._trainer = trainer
         self._measure_saves(trainer)
         if (name := type(trainer.strategy).__name__) not in STRATEGIES:
@@ -318,6 +319,7 @@ def _write(progress: dict[str, Any]) -> str:
 
 
 def _read(text: str) -> dict[str, Any]:
+    """Return what was written."""
     file = io.BytesIO(base64.b64decode(text))
     # As Lightning reads its own files: another rank may have saved it, on a device that this one has not.
     progress: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)

@@ -7,16 +7,16 @@ it, or put in the place of what is there, is kept; `restore` gives it back.
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-
 _WEIGHTS = "state_dict"
+_HOOKS = ("on_save_checkpoint", "on_load_checkpoint")
+_BASES = ("Callback", "CheckpointHooks")
+"""Classes of Lightning whose hooks do nothing."""
 
 CHANGE_WHAT_TRAINS = ("StochasticWeightAveraging", "BaseFinetuning", "ModelPruning")
 """Callbacks that add parameters, groups of them or schedules while the training goes on."""
 
 
-def refuse(callbacks: Sequence[Callback]) -> None:
+def refuse(callbacks: Sequence[Any]) -> None:
     """Raise ValueError for callbacks after which a new Trainer has no place for what was saved."""
     for one in callbacks:
         names = {each.__name__ for each in type(one).__mro__}
@@ -27,56 +27,64 @@ def refuse(callbacks: Sequence[Callback]) -> None:
             )
 
 
-def collect(trainer: Any, but: Callback) -> dict[str, Any]:
-    """Return what hooks add; empty without hooks. They may wait for other ranks."""
-    callbacks = [one for one in trainer.callbacks if one is not but and _has_hooks(one, Callback)]
+def collect(trainer: Any, own: Any) -> dict[str, Any]:
+    """Return what hooks add, but those of the callback `own`; empty without hooks. They may wait for other ranks."""
+    callbacks = [one for one in trainer.callbacks if one is not own and _has_hooks(one)]
     module = trainer.lightning_module
-    if not callbacks and not _has_hooks(module, LightningModule):
+    modules = [module] if _has_hooks(module) else []
+    if not callbacks and not modules:
         return {}
-    checkpoint = _checkpoint(trainer, but)
+    checkpoint = _checkpoint(trainer, own)
     given = dict(checkpoint)
     for one in callbacks:
         one.on_save_checkpoint(trainer, module, checkpoint)
-    module.on_save_checkpoint(checkpoint)
+    for one in modules:
+        one.on_save_checkpoint(checkpoint)
     added = {name: value for name, value in checkpoint.items() if value is not given.get(name)}
     # The weights themselves are saved beside this.
     again = [name for name, value in added.items() if value is given[_WEIGHTS]]
     return {"added": {name: value for name, value in added.items() if name not in again}, "weights": again}
 
 
-def restore(trainer: Any, but: Callback, kept: dict[str, Any]) -> None:
+def restore(trainer: Any, own: Any, collected: dict[str, Any]) -> None:
     """Give the hooks what they had added, in the order of Lightning."""
-    if not kept:
+    if not collected:
         return
-    checkpoint = _checkpoint(trainer, but)
+    checkpoint = _checkpoint(trainer, own)
     weights = checkpoint[_WEIGHTS]
-    checkpoint.update(kept["added"])
-    checkpoint.update(dict.fromkeys(kept["weights"], weights))
+    checkpoint.update(collected["added"])
+    checkpoint.update(dict.fromkeys(collected["weights"], weights))
     module = trainer.lightning_module
-    module.on_load_checkpoint(checkpoint)
+    if _has_hooks(module):
+        module.on_load_checkpoint(checkpoint)
     for one in trainer.callbacks:
-        if one is not but:
+        if one is not own and _has_hooks(one):
             one.on_load_checkpoint(trainer, module, checkpoint)
 
 
-def data_state(trainer: Trainer) -> dict[str, Any]:
+def data_state(trainer: Any) -> dict[str, Any]:
     """Return the state of the LightningDataModule, if there is one and it has one."""
-    module: Any = getattr(trainer, "datamodule", None)
+    module = getattr(trainer, "datamodule", None)
     return {} if module is None else dict(module.state_dict())
 
 
-def _has_hooks(one: Any, base: type) -> bool:
-    names = ("on_save_checkpoint", "on_load_checkpoint")
-    return any(getattr(type(one), name) is not getattr(base, name) for name in names)
+def _has_hooks(one: Any) -> bool:
+    return any(_has(one, hook) for hook in _HOOKS)
 
 
-def _checkpoint(trainer: Any, but: Callback) -> dict[str, Any]:
+def _has(one: Any, hook: str) -> bool:
+    """Return whether it has this hook of its own."""
+    found = next((base for base in type(one).__mro__ if hook in vars(base)), None)
+    return hook in vars(one) or (found is not None and found.__name__ not in _BASES)
+
+
+def _checkpoint(trainer: Any, own: Any) -> dict[str, Any]:
     """Return what a hook finds in a checkpoint of Lightning's."""
-    others = [one for one in trainer.callbacks if one is not but]
+    others = [one for one in trainer.callbacks if one is not own]
     return {
         "epoch": trainer.current_epoch,
         "global_step": trainer.global_step,
-        _WEIGHTS: dict[str, torch.Tensor](trainer.lightning_module.state_dict()),
+        _WEIGHTS: dict(trainer.lightning_module.state_dict()),
         "loops": {"fit_loop": trainer.fit_loop.state_dict()},
         "callbacks": {one.state_key: kept for one in others if (kept := one.state_dict())},
         "optimizer_states": [one.state_dict() for one in trainer.optimizers],

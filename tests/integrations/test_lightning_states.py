@@ -54,6 +54,7 @@ class Call:
     """A call of the wrapped function, of one rank."""
 
     state = SimpleNamespace(active_rank=0, active_world_size=1)
+    iteration = 0
 
     def ping(self, step: int | None = None) -> None:
         """Do nothing."""
