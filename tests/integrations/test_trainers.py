@@ -204,21 +204,6 @@ def test_second_training_in_one_call_is_refused(tmp_path: Path, framework: str) 
     train()
 
 
-class Averaging(Callback):  # type: ignore[misc]  # the package brings no types here
-    """Puts other weights into checkpoints, as Lightning's WeightAveraging does."""
-
-    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Replace the weights."""
-        checkpoint["mine"], checkpoint["state_dict"] = checkpoint["state_dict"], {}
-
-
-def test_hook_that_replaces_weights_is_refused_before_the_first_step(tmp_path: Path) -> None:
-    call, batches = Call(), GlobalBatches(40, 4)
-    with pytest.raises(ValueError, match=r"Averaging.on_save_checkpoint: want one that adds .* replaces state_dict"):
-        fit(call, tmp_path, DataLoader(DATA, batch_sampler=batches), batches, more=[Averaging()])
-    assert call.steps == []
-
-
 class Naming(Callback):  # type: ignore[misc]  # the package brings no types here
     """Adds what could not be read without running code."""
 
@@ -227,10 +212,11 @@ class Naming(Callback):  # type: ignore[misc]  # the package brings no types her
         checkpoint["path"] = Path("x")
 
 
-def test_hook_that_adds_what_could_not_be_read_is_refused_at_the_first_save(tmp_path: Path) -> None:
+def test_hook_that_adds_what_could_not_be_read_is_refused_before_the_first_step(tmp_path: Path) -> None:
     call, batches = Call(), GlobalBatches(40, 4)
-    with pytest.raises(TypeError, match="states of callbacks, hooks and data modules: want tensors, numbers, text"):
+    with pytest.raises(TypeError, match=r"hooks\.added\.path: want tensors, numbers, text"):
         fit(call, tmp_path, DataLoader(DATA, batch_sampler=batches), batches, more=[Naming()])
+    assert call.steps == []
 
 
 def test_arguments_of_another_rank_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
