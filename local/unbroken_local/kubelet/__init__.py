@@ -1,4 +1,4 @@
-"""A kubelet a fake node: runs the containers of its pods as local processes.
+"""One kubelet for each fake node: it runs the containers of its pods as local processes.
 
     decide, status, restart, paths                  pure: what to do next, what to tell the API server
     environment, images                             what a container is given; they also read this machine
