@@ -133,7 +133,7 @@ def recent_faults(job: JobRecord, now: datetime) -> list[FaultSummary]:
 def _deletion_steps(job: JobRecord) -> Iterator[str]:
     if "finalizer" in job.deleting:
         yield (
-            "let who set the finalizer remove it; or, if nobody will: "
+            "ask whoever set the finalizer to remove it; or, if nobody will: "
             f'{_kubectl(job)} patch rtj {quote(job.name)} --type merge -p \'{{"metadata":{{"finalizers":null}}}}\''
         )
         return

@@ -351,7 +351,7 @@ def observe(job: JobState, observation: Observation, now_s: float) -> None:
         member = job.members.by_uid.get(uid)
         if member is not None and member.pod != pod.pod:
             # It joined before the operator had named the pod. Nobody keeps another one's place.
-            detail = f"it has said the uid of pod {pod.pod}, as the operator tells"
+            detail = f"it claimed the uid that the operator reports for pod {pod.pod}"
             lose(job, member, Cause.POD_LOST, now_s, detect_s=0.0, detail=detail)
         elif member is not None and before.get(uid) != pod:
             job.members.observe(member, pod, job.script.names_domains)
