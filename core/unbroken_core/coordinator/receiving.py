@@ -206,8 +206,8 @@ def _take_over_plan(member: Member, hello: Hello) -> None:
         if told.get(local_rank) is None or state is None:
             place.told_iteration = -1
             continue
-        # An agent that holds the plan has told its ready workers. Who is not in it now never will be: the plan was
-        # interrupted before, or made for the process before.
+        # An agent that holds the plan has passed it to its ready workers. A worker that is not in it by now never will
+        # be: the plan was interrupted before, or made for the previous process.
         is_passed_over = state.iteration < iteration
         if is_passed_over or place.told_iteration != iteration:
             place.told_incarnation = -1 if is_passed_over else state.incarnation
@@ -265,7 +265,7 @@ def receive(job: JobState, session: str, message: Union[Report, Heartbeat], now_
     if isinstance(message, Heartbeat):
         _note_stall(job, (place.state for place in member.places.values()), message.checkpoint_s, now_s)
         newest = max((place.state.iteration for place in member.places.values()), default=-1)
-        if newest == job.world.iteration:  # Else it tells of one that is over.
+        if newest == job.world.iteration:  # Else it reports on one that is over.
             job.progress.step(message.max_step, now_s - max(message.step_ago_s, 0.0), now_s)
         return
     if message.is_leaving and not member.is_leaving:

@@ -141,7 +141,7 @@ def _of_links(gpu: GpuSample, history: GpuHistory) -> Iterator[Finding]:
 
 
 def _untold(gpus: Sequence[GpuSample]) -> Iterator[Finding]:
-    """Yield what devices do not tell: one finding for each thing, however many devices there are."""
+    """Yield what devices do not report: one finding for each thing, however many devices there are."""
     names = dict.fromkeys(name for gpu in gpus for name in gpu.not_told)
     for name in names:
         num_silent = sum(name in gpu.not_told for gpu in gpus)
