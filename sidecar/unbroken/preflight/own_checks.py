@@ -29,7 +29,7 @@ Check = dict[str, str]
 """`check`, `entity`, `verdict` (ok, bad), `message`."""
 
 
-def own_checks(num_devices: int | None, limit_s: float) -> dict[str, Any]:
+def own_checks(num_devices: int | None, limit_s: float, is_verbose: bool = False) -> dict[str, Any]:
     """Return versions, the number of GPUs and the findings of all checks. `num_devices`: the GPUs that there should be.
 
     None: as many as there are.
