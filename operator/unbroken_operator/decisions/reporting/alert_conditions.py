@@ -1,7 +1,7 @@
-"""Two conditions of a job that is repaired, or runs, and is in trouble all the same. Shown from their first time on.
+"""Two conditions with an alert: the job recovers, or runs, and yet somebody should look. Kept once they were shown.
 
     RestartStorm    the last recoveries, however many terms and operators they saw, lie within a quarter of an hour
-    NoProgress      the coordinator tells for how long nothing new was reached
+    NoProgress      nothing new was reached for as long as the coordinator reports
 
 No message has a number that changes while nothing happens: each would be a write.
 """
@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from unbroken_core.protocol.messages import JobStatus
+from unbroken_core.vocabulary.alert_thresholds import STILL_S, STORM_RECOVERIES, STORM_S
 from unbroken_core.vocabulary.reasons import Reason
-from unbroken_core.vocabulary.unrest import STILL_S, STORM_RECOVERIES, STORM_S
 from unbroken_operator.api.status_models import ConditionType
 from unbroken_operator.decisions.lifecycle import seconds_between
 from unbroken_operator.decisions.limits.fitting import is_time
@@ -48,7 +48,7 @@ def no_progress(snapshot: Snapshot, report: JobStatus) -> Iterator[ConditionStat
         yield ConditionState(ConditionType.NO_PROGRESS, False, Reason.GETS_ON, message)
 
 
-def unrest_over(snapshot: Snapshot) -> Iterator[ConditionState]:
+def alert_conditions_over(snapshot: Snapshot) -> Iterator[ConditionState]:
     """Say of a job that is over that its troubles are, too."""
     for kind, reason in (
         (ConditionType.RESTART_STORM, Reason.RECOVERS_SELDOM),

@@ -20,13 +20,13 @@ from unbroken_operator.decisions.lifecycle import (
     job_outcome,
     was_suspended,
 )
+from unbroken_operator.decisions.reporting.alert_conditions import alert_conditions_over, no_progress, restart_storm
 from unbroken_operator.decisions.reporting.condition_state import MAX_MESSAGE, ConditionState, cut, listed
 from unbroken_operator.decisions.reporting.health_condition import nodes_healthy, straggling
 from unbroken_operator.decisions.reporting.pod_conditions import pods_ready, up_to_date
 from unbroken_operator.decisions.reporting.recovery_text import culprit
 from unbroken_operator.decisions.reporting.silence import silent_reason, unknown, why_silent
 from unbroken_operator.decisions.reporting.spare_conditions import spares_exhausted, spares_spread
-from unbroken_operator.decisions.reporting.unrest_conditions import no_progress, restart_storm, unrest_over
 from unbroken_operator.decisions.snapshot import Snapshot
 
 _OF_PODS: dict[ConditionType, bool | None] = {
@@ -167,7 +167,7 @@ def _progress(
     outcome, report = assessment.outcome, snapshot.report
     yield from _ends(outcome)
     if outcome is not None:
-        yield from unrest_over(snapshot)
+        yield from alert_conditions_over(snapshot)
         if outcome.is_ours:
             reason = Reason(outcome.reason)
             yield ConditionState(ConditionType.RUNNING, False, reason, cut(outcome.message))
