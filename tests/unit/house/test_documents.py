@@ -42,6 +42,14 @@ def test_the_reference_of_the_command_line_has_every_command() -> None:
     }
 
 
+def test_a_number_names_one_page_of_design() -> None:
+    """Comments and messages name a page by its number alone."""
+    numbers = [page.name[:4] for page in (ROOT / "docs" / "design").glob("*.md")]
+    assert sorted(numbers) == sorted(set(numbers))
+    titles = {page.name[:4]: page.read_text().splitlines()[0] for page in (ROOT / "docs" / "design").glob("*.md")}
+    assert {number for number, title in titles.items() if not title.startswith(f"# {number}: ")} == set()
+
+
 def _upgrades(text: str) -> list[str]:
     """Return the commands with options: those without name what is done, not how."""
     commands = re.findall(r"helm upgrade [^`\n]*", text.replace("\\\n", ""))
