@@ -265,7 +265,7 @@ def receive(job: JobState, session: str, message: Union[Report, Heartbeat], now_
     if isinstance(message, Heartbeat):
         _note_stall(job, (place.state for place in member.places.values()), message.checkpoint_s, now_s)
         newest = max((place.state.iteration for place in member.places.values()), default=-1)
-        if newest == job.world.iteration:  # Else it reports on one that is over.
+        if newest == job.world.iteration:  # Else it tells of one that is over.
             job.progress.step(message.max_step, now_s - max(message.step_ago_s, 0.0), now_s)
         return
     if message.is_leaving and not member.is_leaving:
