@@ -1,4 +1,5 @@
-"""What people ask of a job from the command line: `unbroken status`, `why`, `timeline`, `topology` and `inject`.
+"""What people ask of a job: `unbroken status`, `why`, `timeline`, `topology`, `page` and `size`; `inject` breaks it.
 
-Only `inject` changes a job. `sources` and `page_proxy` read, `commands` parse options and print; all else is pure.
+Only `inject` changes a job. `sources`, `fetching` and `page_proxy` read, `commands` parse options and print; all else
+is pure. Only `sizing` needs numpy.
 """

@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 from shlex import quote
 
 from unbroken_cli.job import ConditionRecord, FaultSummary, JobRecord, moment
+from unbroken_core.vocabulary.alert_thresholds import STORM_RECOVERIES, STORM_S
 from unbroken_core.vocabulary.plurals import agreed, counted
 from unbroken_core.vocabulary.reasons import Cause
-from unbroken_core.vocabulary.unrest import STORM_RECOVERIES, STORM_S
 
 MIN_FAULTS_OF_A_BAD_NODE = 2
 MIN_FAULTS_OF_A_STORM = STORM_RECOVERIES + 1
@@ -133,7 +133,7 @@ def recent_faults(job: JobRecord, now: datetime) -> list[FaultSummary]:
 def _deletion_steps(job: JobRecord) -> Iterator[str]:
     if "finalizer" in job.deleting:
         yield (
-            "let who set the finalizer remove it; or, if nobody will: "
+            "ask whoever set the finalizer to remove it; or, if nobody will: "
             f'{_kubectl(job)} patch rtj {quote(job.name)} --type merge -p \'{{"metadata":{{"finalizers":null}}}}\''
         )
         return

@@ -6,8 +6,8 @@ from datetime import datetime
 from unbroken_cli.advice import MIN_FAULTS_OF_A_STORM, fault_steps, next_steps, recent_faults
 from unbroken_cli.job import FaultSummary, JobRecord, moment
 from unbroken_core.recovery.account import ratios_text, shares_text
+from unbroken_core.vocabulary.alert_thresholds import STORM_S
 from unbroken_core.vocabulary.reasons import Cause
-from unbroken_core.vocabulary.unrest import STORM_S
 
 PHASES = ("detect", "stop", "plan", "enter", "first-progress")
 _LABEL_WIDTH = 13

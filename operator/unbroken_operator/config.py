@@ -151,7 +151,7 @@ def _add_lease_and_webhook(parser: argparse.ArgumentParser) -> None:
         "--lease-seconds",
         type=int,
         default=8,
-        help="another operator takes over when the holder was silent for so long (default: 8)",
+        help="seconds of the holder's silence after which another operator takes over (default: 8)",
     )
     parser.add_argument(
         "--webhook-listen", metavar="ADDRESS:PORT", help="answer the API server's reviews of jobs there, over HTTPS"
@@ -162,7 +162,7 @@ def _add_lease_and_webhook(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--webhook-client-authority",
         metavar="FILE",
-        help="answer only those who show a certificate of this authority (default: whoever connects)",
+        help="answer only clients with a certificate of this authority (default: all clients)",
     )
 
 
@@ -216,7 +216,7 @@ def _add_quarantine(parser: argparse.ArgumentParser) -> None:
         "--quarantine-min-namespaces",
         type=int,
         default=limits.min_namespaces,
-        help="so many namespaces must blame a node; 1 only where all tenants trust each other"
+        help="namespaces that must blame a node; 1 only where all tenants trust each other"
         f" (default: {limits.min_namespaces})",
     )
     parser.add_argument(

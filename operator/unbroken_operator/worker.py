@@ -79,7 +79,7 @@ HEAVY_PLANS = 5.0
 NUM_MORE = 64
 """Training pods that a job may have for a moment beside those that it wants: more are not looked at for tokens."""
 MAX_TOLD_FIELDS, MAX_FIELD = 32, 100
-"""Fields of a status that are told of, once each, and characters of the name of each."""
+"""Most fields of a status that are reported, once each, and characters of the name of each."""
 PEAK_S = 600.0
 """So long a job counts as having been as large as it was."""
 
@@ -110,7 +110,7 @@ class JobWorker:
         self._peak = (0, 0.0)
         """Most training pods lately, and when that was."""
         self._told: set[str] = set()
-        """Fields of the status that were not believed and told of."""
+        """Fields of the status that were not believed, and have been reported."""
         self._tell_of_status(job)
         self._counted_generation: int | None = None
         """Of the last spec whose refusal was counted."""

@@ -44,7 +44,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--local-rank", type=int, default=0, metavar="N", help="which of its workers (%(default)s)")
     made.add_argument("--yes", action="store_true", help="do it, also to a job that is not annotated for it")
     made.add_argument(
-        "--wait", type=float, metavar="SECONDS", help="wait so long for the recovery, and show it; exit code 1 without"
+        "--wait",
+        type=float,
+        metavar="SECONDS",
+        help="wait this long for the recovery, and show it; exit code 1 if there is none",
     )
     return made
 

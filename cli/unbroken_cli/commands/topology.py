@@ -33,7 +33,7 @@ def _show(arguments: argparse.Namespace) -> tuple[list[str], Any]:
     lines = tree_lines(tree)
     # A pod's state is its kubelet's word; who is active is that of the operator.
     if why := doubt(job):
-        lines = [f"{job.title}: {why}. Roles were written before; with --url, the rendezvous tells them", *lines]
+        lines = [f"{job.title}: {why}. Roles are as of then; --url asks the rendezvous for them", *lines]
     elif job.unwatched:
         lines.append(f"PERHAPS NOT UP TO DATE: {UNWATCHED}")
     return lines, asdict(replace(tree, stale=job.stale, unwatched=job.unwatched, deleting=job.deleting))

@@ -48,7 +48,7 @@ def finish(job: JobState, outcome: JobPhase, reason: Reason, message: str) -> No
 
 
 def finish_message(job: JobState) -> Finish:
-    """Return what agents are told of the end."""
+    """Return the message that tells agents how the job ended."""
     report, term = job.report, job.numbers.term
     if isinstance(job.phase, Ending):
         return Finish(term, JobPhase.COMPLETE, Reason.COMPLETED, _all_completed(job.world.size))

@@ -147,7 +147,7 @@ def _record(member: Member, place: WorkerPlace, found: Fault, now_s: float, wait
 
 
 def _unknown_instant_s(job: JobState, now_s: float) -> float:
-    """Return when that was which is told of after a restart: before all that is told now, after all known before."""
+    """Return the instant of a fault from before this rendezvous: before all reported now, after all known before."""
     incident = job.history.running
     is_known = incident is not None and incident.found_s is None and incident.started_s < now_s
     return incident.started_s if incident is not None and is_known else -math.inf

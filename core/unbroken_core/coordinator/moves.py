@@ -215,7 +215,9 @@ def _give_up(job: JobState, phase: Running, move: PlannedMove, now_s: float, why
     if any(fault.cause is not Cause.CAPACITY_RETURNED for fault in move.faults.values()):
         return _depart(move, why)
     when = (
-        "in the next recovery" if phase.may_grow_again_s == math.inf else "in the next recovery, or once steps are told"
+        "in the next recovery"
+        if phase.may_grow_again_s == math.inf
+        else "in the next recovery, or once steps are reported"
     )
     report = StatusText(Reason.TRAINING, f"{_running_text(job)}; those join {when}: {why.removeprefix(_AT_ONCE)}")
     return _release(job, phase, move, report, now_s)

@@ -206,8 +206,8 @@ def _take_over_plan(member: Member, hello: Hello) -> None:
         if told.get(local_rank) is None or state is None:
             place.told_iteration = -1
             continue
-        # An agent that holds the plan has told its ready workers. Who is not in it now never will be: the plan was
-        # interrupted before, or made for the process before.
+        # An agent that holds the plan has passed it to its ready workers. A worker that is not in it by now never will
+        # be: the plan was interrupted before, or made for the previous process.
         is_passed_over = state.iteration < iteration
         if is_passed_over or place.told_iteration != iteration:
             place.told_incarnation = -1 if is_passed_over else state.incarnation
@@ -351,7 +351,7 @@ def observe(job: JobState, observation: Observation, now_s: float) -> None:
         member = job.members.by_uid.get(uid)
         if member is not None and member.pod != pod.pod:
             # It joined before the operator had named the pod. Nobody keeps another one's place.
-            detail = f"it has said the uid of pod {pod.pod}, as the operator tells"
+            detail = f"it claimed the uid that the operator reports for pod {pod.pod}"
             lose(job, member, Cause.POD_LOST, now_s, detect_s=0.0, detail=detail)
         elif member is not None and before.get(uid) != pod:
             job.members.observe(member, pod, job.script.names_domains)

@@ -23,7 +23,7 @@ MAX_LINE_BYTES = 4 << 20
 MAX_REQUEST_BYTES = 4096
 """Of what a worker sends: a keeper has up to 256 connections, in the memory of the agent's container."""
 MAX_SLOTS_FOUND = 4096
-"""How many slots are told of at most, the newest first."""
+"""Most slots that one answer lists, the newest first."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 `unbroken_core.protocol.bounds`, is refused with WireError.
 
 Only a field that is not known is passed over, since the other side may be one minor release newer: what it adds, it may
-leave out as well (docs/design/0019-version-skew.md). Settings are stricter: one that is not known cannot be obeyed.
+leave out as well (docs/design/0009-version-skew.md). Settings are stricter: one that is not known cannot be obeyed.
 """
 
 import json

@@ -50,7 +50,7 @@ class Ring:
 
 
 def known_domains(keepers: Collection[CopyHolder], depth: int) -> dict[str, Domain]:
-    """Return the domain of this layer of each pod of which it is known; those of two pods, if they differ, are two.
+    """Return each pod's domain in this layer, where it is known; those of two pods, if they differ, are two.
 
     Each pod is a domain of the layer below the last. A pod whose name in this layer is not known may be in the domain
     of any other; one with a name, but not in a layer further out, only in those of the same name.

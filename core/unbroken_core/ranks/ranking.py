@@ -1,4 +1,4 @@
-"""The job's tree of ranks: told of every pod that comes, moves, loses workers or goes; cuts the next world.
+"""The job's tree of ranks: it follows every pod that comes, moves, loses workers or goes, and cuts the next world.
 
     place, fit, remove, exclude   what is known of the pods; O(changed)
     first, following              what world that would make: numbers only. It is cut on the tree itself and taken back

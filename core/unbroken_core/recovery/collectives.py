@@ -104,7 +104,7 @@ class _Graph:
     waiters: set[int] = field(default_factory=set)
     """Who waits for somebody."""
     blocked: set[int] = field(default_factory=set)
-    """Who is in a collective that waits for nobody, or nobody knows for whom."""
+    """Ranks in a collective that waits for nobody, or it is not known for whom."""
 
     def add(self, gap: Gap) -> None:
         self.gaps.append(gap)

@@ -265,7 +265,7 @@ def _fail(view: Situation) -> Fail:
     why = f"; {view.outcome.detail}" if isinstance(view.outcome, Shortage) else ""
     why += f"; the last fault: {view.culprit}" if view.culprit else ""
     if view.hopeless:
-        return Fail(Reason.FAILED_BEFORE_READY, f"no process gets ready any more: {view.hopeless}{why}")
+        return Fail(Reason.FAILED_BEFORE_READY, f"processes end before they are ready: {view.hopeless}{why}")
     if view.num_living_pods < view.minimum_replicas:
         left = counted(view.num_living_pods, "pod is", "pods are")
         message = f"{left} left, at least {view.minimum_replicas} wanted{why}"

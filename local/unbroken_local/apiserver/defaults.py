@@ -10,7 +10,7 @@ from typing import Any
 from unbroken_local.apiserver import problems
 from unbroken_local.apiserver.definitions import CLEANUP, complete_definition
 from unbroken_local.apiserver.documents import Document, as_dict, as_list, look_up
-from unbroken_local.apiserver.kinds import Catalogue, Resource
+from unbroken_local.apiserver.kinds import Resource
 from unbroken_local.apiserver.store import Place, Store
 
 SERVICE_NETWORK = IPv4Network("127.96.0.0/16")
@@ -177,7 +177,7 @@ _FILLERS: dict[Place, Callable[[Document], None]] = {
 }
 
 
-def complete_create(resource: Resource, document: Document, store: Store, catalogue: Catalogue) -> None:
+def complete_create(resource: Resource, document: Document, store: Store) -> None:
     """Fill in what depends on the cluster or is written once, in place: status, addresses, admission's additions."""
     place = resource.place
     if place == ("", "pods"):

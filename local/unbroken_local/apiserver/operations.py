@@ -90,7 +90,7 @@ class Operations:
         key = (namespace, metadata["name"])
         causes = check_metadata(resource, document)
         if not causes:
-            complete_create(resource, document, self.store, self.catalogue)
+            complete_create(resource, document, self.store)
         causes += self._check(resource, document, None)
         if causes:
             raise problems.invalid(resource.group, resource.kind, metadata["name"], causes)

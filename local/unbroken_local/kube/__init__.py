@@ -1,4 +1,7 @@
-"""A small asyncio client of any Kubernetes API server: kubeconfig, requests with bounded retries, list and watch."""
+"""A small asyncio client of any Kubernetes API server: kubeconfig, requests with bounded retries, list and watch.
+
+And what all of its users read in objects alike: quantities, resources, taints. It knows nothing of this local cluster.
+"""
 
 from typing import Any
 

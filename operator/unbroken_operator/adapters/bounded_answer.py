@@ -40,7 +40,7 @@ class BoundedAnswer(ResponseHandler):
         if self._exception is not None:
             return
         if data[0].code < 200:
-            self._refuse(f"it sent an interim answer ({data[0].code}), which nobody wants")
+            self._refuse(f"it sent an interim answer ({data[0].code}), which was not asked for")
         elif self._has_head:
             self._refuse("it sent a second answer to one request")
         else:

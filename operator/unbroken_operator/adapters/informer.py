@@ -110,7 +110,7 @@ class Informer:
         self.synced.set()
         if self._has_gone_back or 0 < number < before:
             self._has_gone_back = False
-            logger.warning("history was replaced, planning anew path=%s version=%s was=%s", self._path, number, before)
+            logger.warning("history was replaced, planning again path=%s version=%s was=%s", self._path, number, before)
             self._on_restored()
         return version
 

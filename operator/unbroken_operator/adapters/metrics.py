@@ -49,7 +49,7 @@ class OperatorMetrics:
             self.reviews.labels(outcome)
         self.refused_connections = Counter(
             "unbroken_operator_refused_connections",
-            "Connections to the operator's ports that were closed without a whole answer, by why",
+            "Connections to the operator's ports that were closed without a whole answer, by reason",
             ["because"],
             registry=self.registry,
         )
@@ -57,7 +57,7 @@ class OperatorMetrics:
             self.refused_connections.labels(closed_because)
         self.quarantine_withheld = Counter(
             "unbroken_operator_quarantine_withheld",
-            "Nodes with a high score that were not quarantined, by why",
+            "Nodes with a high score that were not quarantined, by reason",
             ["because"],
             registry=self.registry,
         )
@@ -66,7 +66,7 @@ class OperatorMetrics:
 
         self.refusals = Counter(
             "unbroken_operator_refusals",
-            "What was refused of jobs, or held back so that they cost the others nothing, by what",
+            "What the operator refused of jobs, or held back so that it costs other jobs nothing, by kind",
             ["what"],
             registry=self.registry,
         )

@@ -69,6 +69,6 @@ class Resources(Model):
     """Compute resources of a container, as in a pod."""
 
     requests: Quantities | None = None
-    """Least amounts that the container needs, by resource name."""
+    """Amounts that the container is sure to get, by resource name."""
     limits: Quantities | None = None
     """Most that the container may use, by resource name."""

@@ -95,7 +95,7 @@ class TopologyLayer(Model):
     max_ranks: Annotated[int, Field(ge=1)] | None = None
     """Most active ranks in one domain; empty means no limit."""
     replace_from: bool = True
-    """Whether a spare may be sought in the whole domain of this layer around the lost ranks. The search widens from the
+    """Whether a spare from anywhere in the lost ranks' domain of this layer may take them. The search widens from the
     innermost layer outwards, and stops below the first layer that does not allow it."""
     close_gaps: bool = False
     """Without a spare, the highest ranks of the domain take the places of the lost ones, and nobody else moves. All
@@ -193,7 +193,7 @@ class MemoryDisk(Model):
     """Steps between two checkpoints that are written there in the background; empty means that the script writes
     them."""
     keep: Annotated[int, Field(ge=1, le=MAX_KEPT)] = 3
-    """So many of those that were written so stay, the newest ones."""
+    """How many of the checkpoints that were written in the background stay, the newest ones."""
 
 
 class Memory(Model):
@@ -207,13 +207,13 @@ class Memory(Model):
     every: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
     """Steps between two checkpoints, where the script names no number itself; empty means each step that it saves."""
     replicas: Annotated[int, Field(ge=0, le=MAX_COPIES)] = 0
-    """On so many other pods each pod's checkpoints are copied, so that they outlive its host. Their memory is that of
-    sizeLimit, too: it must be 1 + replicas times as large."""
+    """Number of other pods to which each pod's checkpoints are copied, so that they outlive its host. The copies take
+    memory of sizeLimit, too: make it 1 + replicas times as large."""
     across: Annotated[str, Field(max_length=63)] | None = None
-    """Layer of topology.layers whose domains shall not hold two copies of one checkpoint, or host. Empty means the
-    outermost layer. Where there are too few domains it is the next layer within, and the status says so."""
+    """Layer of topology.layers, or host: no domain of it holds two copies of one checkpoint. Empty means the outermost
+    layer. Where that has too few domains, the next layer within it is taken, and the status says so."""
     disk: MemoryDisk | None = None
-    """Where they are written on a disk as well; empty means where the script says."""
+    """Where checkpoints are written on a disk as well; empty means where the script says."""
 
 
 _PRESET_NAMES = {preset.value: [layer.name for layer in layers] for preset, layers in PRESETS.items()}
@@ -296,7 +296,7 @@ class Spec(Model):
     ranks move to it in a planned recovery, and the old pod is deleted; and so on. Nothing moves before a new pod is
     ready. The condition UpToDate says which pods are old."""
     suspend: bool = False
-    """True: the job has no pods, and those that it has are ended with their grace period. False: it starts, or resumes
+    """True: the job's pods are ended with their grace period, and it gets no others. False: it starts, or resumes
     where its script left off, with all counters and budgets as they were. Queues such as Kueue set it."""
     active_deadline_seconds: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
     """A job that is not complete this long after status.startTime fails, and its pods are ended. A suspension restarts

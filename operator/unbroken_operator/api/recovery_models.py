@@ -104,10 +104,10 @@ class Timeouts(Model):
     step that all ranks have finished and saved, if that comes within this time; 0 interrupts at once. The
     terminationGracePeriodSeconds of a deleted pod must be longer by the time that it takes to end its workers."""
     isolation_seconds: Seconds | None = None
-    """When no active pod is heard any more, others get the ranks after this time, since pods that hear no rendezvous
-    have left their iteration by then; empty means 120, or twice heartbeatSeconds + terminationGraceSeconds where that
-    is more. With more, training survives a longer absence of the rendezvous' node, and a lost rack is replaced
-    later."""
+    """When the rendezvous hears no active pod, it gives their ranks to others after this time: a pod that hears no
+    rendezvous has left its iteration by then. Empty means 120, or twice heartbeatSeconds + terminationGraceSeconds
+    where that is more. With more, training survives a longer absence of the rendezvous' node, and a lost rack is
+    replaced later."""
 
 
 class NodeTaint(Model):
@@ -152,8 +152,8 @@ class NodeSignals(Model):
         tuple[SignalPreset, ...],
         Field(strict=False, max_length=len(SignalPreset), json_schema_extra={"x-kubernetes-list-type": "set"}),
     ] = ()
-    """Conditions that others set where a node is broken: NVSentinel (GPU memory, NVLink, NVSwitch, PCI Express, XIDs
-    and others of its fatal ones) and NodeProblemDetector (of kernel, file systems and hardware)."""
+    """Conditions of broken nodes, by who sets them: NVSentinel (its fatal ones: GPU memory, NVLink, NVSwitch, PCI
+    Express, XIDs and others) or NodeProblemDetector (kernel, file systems and hardware)."""
 
     @property
     def all_conditions(self) -> tuple[NodeCondition, ...]:

@@ -156,8 +156,8 @@ def _notices(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
     for pod in (*snapshot.rendezvous_pods(), *snapshot.trainers()):
         if pod.is_deleting and pod.has_ended and pod.finalizers:
             message = (
-                f"pod {pod.name} has ended and stays because of the finalizer {', '.join(pod.finalizers)}: whoever has "
-                "set it takes it off; the job goes on without the pod"
+                f"pod {pod.name} has ended and stays because of the finalizer {', '.join(pod.finalizers)}: whoever "
+                "set it has to remove it; the job goes on without the pod"
             )
             yield event(snapshot, ("held", pod.uid), Reason.HELD_BY_FINALIZER.value, "Warning", message)
     for pod in snapshot.released:

@@ -167,7 +167,7 @@ class JobMemory:
             self.has_led, self.rival, self.rival_at = False, named, now_s
 
     def note_unseen(self, nodes: frozenset[str], now_s: float) -> frozenset[str]:
-        """Remember which nodes of the job's pods nobody has told of; return those that may yet be told of."""
+        """Remember which nodes of the job's pods were not seen; return those that are still waited for."""
         self.unseen_since = {name: self.unseen_since.get(name, now_s) for name in nodes}
         return frozenset(name for name, since in self.unseen_since.items() if now_s - since < UNSEEN_S)
 

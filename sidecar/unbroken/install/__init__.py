@@ -1,6 +1,7 @@
 """Copies the packages that workers need into a folder, from where any image with Python and torch can import them.
 
-Pure Python only, and always of the version that the agent has.
+Pure Python only, and always of the version that the agent has. Nothing else belongs here: packages of others are in
+the user's image, or are not.
 """
 
 import shutil

@@ -117,7 +117,7 @@ class Keeper:
                     logger.warning("socket was replaced or removed, listens at a new one: path=%s", self._path)
                 except InputError as error:
                     if self._rarely.may_say("socket is gone"):
-                        logger.warning("socket is gone and cannot be made anew: %s", error)
+                        logger.warning("socket is gone and cannot be created again: %s", error)
             return None
         connection.settimeout(None)
         return connection

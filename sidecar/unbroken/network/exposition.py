@@ -61,7 +61,7 @@ async def serve_exposition(
 async def serve_exposition_when_possible(
     host: str, port: int, write: Callable[[], Awaitable[bytes]], refusals: Refusals
 ) -> None:
-    """Serve until cancelled. While another process has the port, say so once and try again ever more seldom."""
+    """Serve until cancelled. While another process has the port, say so once and retry at growing intervals."""
     retry_s = _FIRST_RETRY_S
     while True:
         try:

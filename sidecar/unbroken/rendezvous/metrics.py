@@ -236,18 +236,18 @@ def _health(status: JobStatus) -> Iterator[Metric]:
         yield _gauge("unbroken_stragglers", "Ranks that hold all others up, at most 64.", slow)
         yield _gauge(
             "unbroken_compared_ranks",
-            "Ranks whose busy time was compared in the last window; of others nobody knows whether they are slow.",
+            "Ranks whose busy time was compared in the last window; whether others are slow is not known.",
             status.health.num_paced,
         )
     yield _gauge("unbroken_health_pods", "Pods whose watch has said something.", status.health.num_pods)
     yield _gauge(
         "unbroken_health_unchecked",
-        "Checks of which some pod tells nothing: no library, field or path.",
+        "Checks that could not look in some pod: no library, field or path.",
         sum(num_pods > 0 for _check, num_pods in status.health.unchecked),
     )
     yield _gauge(
         "unbroken_health_held",
-        "1 while findings move no ranks: a false alarm, or a switch.",
+        "1 while findings move no ranks, since so many at once point to a false alarm or to a switch.",
         int(bool(status.health.held)),
     )
 
@@ -277,12 +277,14 @@ def _disk(status: JobStatus) -> Iterator[Metric]:
         return
     yield _gauge("unbroken_disk_step", "Newest step that is whole on the disk; -1: none.", memory.disk_step)
     yield _gauge(
-        "unbroken_disk_every_steps", "At most so many steps lie between two that are written to it.", memory.disk_every
+        "unbroken_disk_every_steps",
+        "Most steps between two checkpoints that are written to the disk.",
+        memory.disk_every,
     )
     newest = max(status.max_step, memory.complete_step)
     yield _gauge(
         "unbroken_disk_behind_steps",
-        "Steps from the newest one on the disk, or from step 0, to the newest of the job.",
+        "Steps from the newest checkpoint on the disk (from step 0 without one) to the newest step of the job.",
         max(newest - max(memory.disk_step, 0), 0),
     )
 

@@ -164,7 +164,7 @@ class Rounds:
             self._decide(run_id, run)
         except Exception:
             # Its state may be inconsistent, or its next look not set; the nodes hold all that a new one needs.
-            logger.exception("run failed, begins anew: run=%s", run_id)
+            logger.exception("run failed, starting over: run=%s", run_id)
             if self._runs.get(run_id) is run:
                 self._drop(run_id)
 

@@ -1,4 +1,8 @@
-"""`unbroken run`: a job on one machine, without Kubernetes: all parts as processes, and the operator's stand-in."""
+"""`unbroken run`: a job on one machine, without Kubernetes: all parts as processes, and the operator's stand-in.
+
+Here: options, the parts' processes, addresses and files, and what the terminal shows. No decisions about ranks or
+restarts, and no code of agents, rendezvous or launchers: they are started as in a cluster.
+"""
 
 from collections.abc import Sequence
 

@@ -158,7 +158,7 @@ def _add_recovery(parser: argparse.ArgumentParser) -> None:
         "--max-faults-per-rank",
         type=int,
         metavar="N",
-        help="a worker with more faults gets no rank any more (no limit)",
+        help="a worker with more faults than this gets no rank (no limit)",
     )
     recovery.add_argument(
         "--no-progress-limit",
@@ -169,7 +169,7 @@ def _add_recovery(parser: argparse.ArgumentParser) -> None:
     )
     recovery.add_argument("--max-replacements", type=int, default=16, metavar="N", help="pods replaced at most (16)")
     recovery.add_argument(
-        "--grow-back", type=float, metavar="S", help="take in pods that are ready for missing ranks after so long"
+        "--grow-back", type=float, metavar="S", help="take in pods that have been ready for missing ranks this long"
     )
 
 
@@ -188,16 +188,16 @@ def _add_health(parser: argparse.ArgumentParser) -> None:
         "--health",
         choices=[mode.value for mode in HealthMode],
         default=HealthMode.OFF.value,
-        help="look after devices and links: Observe tells, Act moves ranks (Off)",
+        help="watch devices and links: Observe reports, Act moves ranks (Off)",
     )
     health.add_argument(
         "--stragglers",
         choices=[mode.value for mode in StragglerMode],
         default=StragglerMode.OFF.value,
-        help="find ranks that hold all others up: Report tells, Move moves them to a spare (Off)",
+        help="find ranks that hold all others up: Report names them, Move moves them to a spare (Off)",
     )
     health.add_argument(
-        "--straggler-window", type=float, default=60.0, metavar="S", help="compare ranks after so many seconds (60)"
+        "--straggler-window", type=float, default=60.0, metavar="S", help="seconds over which ranks are compared (60)"
     )
     health.add_argument(
         "--pipeline-stages", type=int, default=1, metavar="N", help="compare them within their pipeline stage (1)"

@@ -57,7 +57,7 @@ class Pod:
 
     @property
     def private_folder(self) -> Path:
-        """What its agent writes for itself; its processes are not told of it."""
+        """What its agent writes for itself; its processes do not learn where that is."""
         return self.folder.with_name(f"{self.folder.name}.agent")
 
     @property

@@ -26,7 +26,7 @@ from unbroken.watch.link import WatchLink
 from unbroken_core.vocabulary.findings import Finding, Health, Verdict, bounded, is_news
 
 PATIENCE_S = 30.0
-"""A check that has not come back after this long is one that tells nothing."""
+"""A check that has not come back after this long counts as one that could not look."""
 _DEAF_S = 180.0
 _GATHER_S = 0.2
 """Between two messages: a flood of findings is one message in so long."""

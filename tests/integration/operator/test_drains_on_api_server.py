@@ -22,11 +22,10 @@ from unbroken_operator.adapters.errors import KubeConflict, KubeNotFound, KubeUn
 from unbroken_operator.adapters.kube import collection_path
 from unbroken_operator.drains.requests import GROUP_VERSION, PLURAL
 
-from .operator_bench import CRDS, Bench, bench
+from .operator_bench import CRDS, Bench, bench, ready_node
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-NODE = "drained"
 PLACES = {
     "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
     "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
@@ -62,6 +61,14 @@ async def install(made: Bench, helm: str) -> str:
 
     await eventually(is_served, "the kind DrainRequest")
     return account
+
+
+def node_of(made: Bench) -> str:
+    return f"{made.namespace}-drained"
+
+
+def other_node_of(made: Bench) -> str:
+    return f"{made.namespace}-other"
 
 
 def requests_of(made: Bench) -> str:
@@ -129,8 +136,11 @@ async def bury(made: Bench, name: str) -> None:
 @contextlib.asynccontextmanager
 async def served(kubeconfig: Path, tmp_path: Path, *arguments: str) -> AsyncIterator[Bench]:
     helm = helm_or_skip()
-    async with bench(kubeconfig, tmp_path) as made:
+    async with bench(kubeconfig, tmp_path) as made, contextlib.AsyncExitStack() as stack:
         account = await install(made, helm)
+        # Pods of a node that there is not would soon be collected.
+        for node in (node_of(made), other_node_of(made)):
+            await stack.enter_async_context(ready_node(made.kube, node, {}))
         limited = tmp_path / "drains.kubeconfig"
         if kubeconfig == kubeconfig_of("full"):
             await service_account_kubeconfig(made.kube, kubeconfig, made.namespace, account, limited)
@@ -157,28 +167,27 @@ async def wait_said(made: Bench, name: str, reason: str) -> str:
 def test_others_are_evicted_at_once_and_ranks_are_waited_for(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with served(kubeconfig_of("full"), tmp_path) as made:
-            await add_pod(made, "digits-0", NODE, TRAINS)
-            await add_pod(made, "web", NODE, {})
-            await add_pod(made, "moved", "elsewhere", {})
-            await add_pod(made, "not-listed", NODE, {})
+            await add_pod(made, "digits-0", node_of(made), TRAINS)
+            await add_pod(made, "web", node_of(made), {})
+            await add_pod(made, "moved", other_node_of(made), {})
+            await add_pod(made, "not-listed", node_of(made), {})
             pods = ["digits-0", "web", "moved", "never-was"]
-            await ask(
-                made, "one", {"nodeName": NODE, "podsToDrain": {made.namespace: pods}, "checkName": "GpuMemWatch"}
-            )
+            spec = {"nodeName": node_of(made), "podsToDrain": {made.namespace: pods}, "checkName": "GpuMemWatch"}
+            await ask(made, "one", spec)
             await bury(made, "web")
             await wait_said(made, "one", "RanksMove")
             leaving = (await made.kube.get(made.path("pods", "digits-0")))["metadata"]
-            assert leaving["annotations"]["unbroken.dev/leaving"] == f"node {NODE} is drained"
+            assert leaving["annotations"]["unbroken.dev/leaving"] == f"node {node_of(made)} is drained"
             assert "deletionTimestamp" not in leaving
             await made.kube.merge(
                 made.path("pods", "digits-0"), {"metadata": {"labels": {"unbroken.dev/role": "spare"}}}
             )
             await bury(made, "digits-0")
-            assert await wait_said(made, "one", "Drained") == f"4 pods drained from {NODE}"
+            assert await wait_said(made, "one", "Drained") == f"4 pods drained from {node_of(made)}"
             for name in ("moved", "not-listed"):
                 assert not await is_ending(made, name)
             # It is over: what comes later under a name of it is another one's.
-            await add_pod(made, "web", NODE, {})
+            await add_pod(made, "web", node_of(made), {})
             await ask(made, "two", {"nodeName": "nobody"})
             await wait_said(made, "two", "Drained")
             assert not await is_ending(made, "web")
@@ -189,8 +198,8 @@ def test_others_are_evicted_at_once_and_ranks_are_waited_for(tmp_path: Path) -> 
 def test_a_pod_whose_ranks_do_not_leave_is_evicted_in_the_end(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with served(kubeconfig_of("full"), tmp_path, "--patience-seconds", "0") as made:
-            await add_pod(made, "digits-0", NODE, TRAINS)
-            await ask(made, "one", {"nodeName": NODE, "podsToDrain": {made.namespace: ["digits-0"]}})
+            await add_pod(made, "digits-0", node_of(made), TRAINS)
+            await ask(made, "one", {"nodeName": node_of(made), "podsToDrain": {made.namespace: ["digits-0"]}})
             await bury(made, "digits-0")
             await wait_said(made, "one", "Drained")
 
@@ -200,7 +209,7 @@ def test_a_pod_whose_ranks_do_not_leave_is_evicted_in_the_end(tmp_path: Path) ->
 def test_what_no_pod_is_called_and_what_a_budget_forbids_is_said(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with served(kubeconfig_of("full"), tmp_path) as made:
-            await add_pod(made, "web", NODE, {"app": "web"})
+            await add_pod(made, "web", node_of(made), {"app": "web"})
             version = "policy/v1"
             try:
                 await made.kube.get("/apis/policy/v1")
@@ -212,8 +221,8 @@ def test_what_no_pod_is_called_and_what_a_budget_forbids_is_said(tmp_path: Path)
             }
             path = collection_path("poddisruptionbudgets", made.namespace, version)
             await made.kube.create(path, budget)
-            await ask(made, "evil", {"nodeName": NODE, "podsToDrain": {made.namespace: ["../secrets/x"]}})
-            await ask(made, "one", {"nodeName": NODE, "podsToDrain": {made.namespace: ["web"]}})
+            await ask(made, "evil", {"nodeName": node_of(made), "podsToDrain": {made.namespace: ["../secrets/x"]}})
+            await ask(made, "one", {"nodeName": node_of(made), "podsToDrain": {made.namespace: ["web"]}})
             assert "must be names of pods" in await wait_said(made, "evil", "Invalid")
             message = await wait_said(made, "one", "EvictionRefused")
             assert message.startswith(f"no eviction of {made.namespace}/web: ")
@@ -228,8 +237,8 @@ def test_what_no_pod_is_called_and_what_a_budget_forbids_is_said(tmp_path: Path)
 def test_where_there_are_no_evictions_ranks_are_asked_and_the_request_says_so(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with served(kubeconfig_of("modern"), tmp_path) as made:
-            await add_pod(made, "digits-0", NODE, TRAINS)
-            await ask(made, "one", {"nodeName": NODE, "podsToDrain": {made.namespace: ["digits-0"]}})
+            await add_pod(made, "digits-0", node_of(made), TRAINS)
+            await ask(made, "one", {"nodeName": node_of(made), "podsToDrain": {made.namespace: ["digits-0"]}})
             await wait_said(made, "one", "RanksMove")
             pod = made.path("pods", "digits-0")
             assert (await made.kube.get(pod))["metadata"]["annotations"]["unbroken.dev/leaving"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from unbroken_core.vocabulary.unrest import STILL_S, STORM_RECOVERIES, STORM_S
+from unbroken_core.vocabulary.alert_thresholds import STILL_S, STORM_RECOVERIES, STORM_S
 
 ROOT = Path(__file__).parents[3]
 RUNBOOKS = ROOT / "docs" / "runbooks"
@@ -72,7 +72,7 @@ def _jobs(series: str) -> list[str]:
     return re.findall(r'training_job="([^"]+)"', series)
 
 
-def test_conditions_and_alerts_of_unrest_use_the_same_numbers() -> None:
+def test_conditions_and_alerts_use_the_same_numbers() -> None:
     rules = {alert["alert"]: alert for alert in ALERTS}
     storm, still = rules["UnbrokenRestartStorm"], rules["UnbrokenNoProgress"]
     assert f"[{STORM_S // 60}m])) > {STORM_RECOVERIES}" in storm["expr"]

@@ -7,7 +7,6 @@ ROOT = Path(__file__).parents[3]
 PACKAGES = ("core", "sidecar", "operator", "cli")
 """The local cluster is a tool for developers, and stands apart."""
 SAME_THING_TWICE = {
-    "Finding": "what a health check found, and what the operator finds of a condition (rename one when both rest)",
     "Layer": "the reference's name for the script's own layers (rank_assignment.Layer), and ours",
     "InternalError": "the reference's name, and ours",
     "Timeouts": "the spec's timeouts, as the CRD and as core have them",

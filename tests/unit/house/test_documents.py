@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import tomllib
 import yaml
 
 from unbroken_core.vocabulary.reasons import Cause, Reason, Word
@@ -30,6 +31,23 @@ def test_commands_in_the_readme_are_targets_of_the_makefile() -> None:
     pages = "".join(page.read_text() for page in PAGES)
     named = set(re.findall(r"^make ([a-z0-9-]+)|`make ([a-z0-9-]+)", pages, flags=re.MULTILINE))
     assert {first or second for first, second in named} <= targets
+
+
+def test_the_reference_of_the_command_line_has_every_command() -> None:
+    """That of `unbroken local` is the page of the local cluster."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = (ROOT / "docs" / "reference" / "cli.md").read_text()
+    assert {*re.findall(r"^## unbroken (\w+)", text, re.MULTILINE), "local"} == {
+        *project["entry-points"]["unbroken.commands"]
+    }
+
+
+def test_a_number_names_one_page_of_design() -> None:
+    """Comments and messages name a page by its number alone."""
+    numbers = [page.name[:4] for page in (ROOT / "docs" / "design").glob("*.md")]
+    assert sorted(numbers) == sorted(set(numbers))
+    titles = {page.name[:4]: page.read_text().splitlines()[0] for page in (ROOT / "docs" / "design").glob("*.md")}
+    assert {number for number, title in titles.items() if not title.startswith(f"# {number}: ")} == set()
 
 
 def _upgrades(text: str) -> list[str]:

@@ -15,9 +15,9 @@ OURS = {"unbroken", "unbroken_core", "unbroken_operator", "unbroken_local", "unb
 
 
 def imported_names(folder: Path) -> set[str]:
-    """Return the top-level names of all absolute imports below a folder, ours and the standard library's left out."""
+    """Return the top-level names of all absolute imports of a module or below a folder, without ours and Python's."""
     names: set[str] = set()
-    for file in folder.rglob("*.py"):
+    for file in [folder] if folder.is_file() else folder.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):
                 names |= {alias.name.partition(".")[0] for alias in node.names}
@@ -38,6 +38,23 @@ def declared(extra: str) -> set[str]:
         pytest.param("core/unbroken_core", set(), id="core: nothing"),
         pytest.param("sidecar/unbroken/inprocess", {"torch"}, id="worker library: torch"),
         pytest.param("sidecar/unbroken/launch", set(), id="launcher: nothing"),
+        pytest.param("sidecar/unbroken/watch", set(), id="watch: nothing"),
+        pytest.param("sidecar/unbroken/install", set(), id="install: nothing"),
+        pytest.param("sidecar/unbroken/memory", {"torch"}, id="checkpoints in memory: torch"),
+        pytest.param(
+            "sidecar/unbroken/keeper", {"isal"}, id="keeper: nothing but a faster checksum, where it is there"
+        ),
+        pytest.param("sidecar/unbroken/preflight", {"torch"}, id="preflight: torch"),
+        pytest.param("sidecar/unbroken/nvrx", {"torch"}, id="stand-in for the extension: torch"),
+        *(
+            pytest.param(f"sidecar/unbroken/integrations/{name}.py", {"torch", name}, id=f"integration: {name}")
+            for name in ("lightning", "torchtitan")
+        ),
+        pytest.param(
+            "sidecar/unbroken/integrations/huggingface.py",
+            {"torch", "transformers", "accelerate"},
+            id="integration: transformers and accelerate",
+        ),
         pytest.param(
             "sidecar/unbroken",
             {"torch", *declared("sidecar"), *declared("tls"), "transformers", "lightning", "torchtitan"},

@@ -84,4 +84,4 @@ def test_run_whose_rounds_cannot_be_kept_begins_anew_and_others_go_on(caplog: py
         rounds.close()
 
     asyncio.run(scenario())
-    assert [record.getMessage() for record in caplog.records] == ["run failed, begins anew: run=broken"]
+    assert [record.getMessage() for record in caplog.records] == ["run failed, starting over: run=broken"]

@@ -72,7 +72,7 @@ def test_roles_that_no_operator_keeps_up_to_date_are_not_told_as_true(
     assert topology.main(["digits"]) == 0
     head, *rest = capsys.readouterr().out.splitlines()
     assert head.startswith("digits in namespace ml: UNKNOWN: no operator keeps this up to date: its Lease")
-    assert head.endswith("120 s ago. Roles were written before; with --url, the rendezvous tells them")
+    assert head.endswith("120 s ago. Roles are as of then; --url asks the rendezvous for them")
     assert rest[0] == "digits in namespace ml: 1 active, 1 spare"
     assert topology.main(["digits", "-o", "json"]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -135,7 +135,7 @@ def _new_service(uid: str, store: Store) -> dict[str, Any]:
     resource = catalogue.find("", "v1", "services")
     assert resource is not None
     service: dict[str, Any] = {"metadata": {"name": uid, "uid": uid}, "spec": {"type": "ClusterIP"}}
-    complete_create(resource, service, store, catalogue)
+    complete_create(resource, service, store)
     return service
 
 

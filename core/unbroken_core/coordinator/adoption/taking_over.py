@@ -81,7 +81,7 @@ def with_name(job: JobState, fault: FaultRecord) -> FaultRecord:
 
 
 def name_lost(job: JobState) -> None:
-    """Name the pods that were lost with the rendezvous, where the operator told of them later."""
+    """Name the pods that were lost with the rendezvous, once the operator has reported them."""
     incident = job.history.running
     if incident is None or incident.found_s is None:
         return

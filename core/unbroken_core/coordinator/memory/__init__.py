@@ -1,4 +1,5 @@
 """Checkpoints in memory, as the coordinator knows them: who holds what, and what a plan restores.
 
-Nothing here knows a job: the table is told of pods and ranks, and the choice is a function of what it offers.
+Belongs here: the table of shards, which its callers keep up to date, and the choice among what it offers. Does not
+belong here: phases, connections, and anything else of a job.
 """

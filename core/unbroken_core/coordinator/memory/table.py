@@ -66,7 +66,7 @@ class _Place:
     peer: Peer | None = None
     """Where its keeper is reached; None: it hands out nothing."""
     void: frozenset[str] = frozenset()
-    """Owners of whom it has copies, and none that is not void."""
+    """Owners whose copies in it are all void."""
     problems: tuple[tuple[str, str], ...] = ()
     """As in Held."""
     pinned: tuple[Key, ...] = ()
@@ -213,9 +213,9 @@ class Checkpoints:
         return step is not None and step.num_verified == key.world_size
 
     def is_protected(self, key: StepKey, num_copies: int, keeping: Keeping | None = None) -> bool:
-        """Return whether every shard also has so many verified copies elsewhere, which no one failure takes.
+        """Return whether every shard also has this many verified copies elsewhere, which no single failure takes.
 
-        `keeping`: owners by pod, of whom copies count there; None: of all.
+        `keeping`: by pod, the owners whose copies count there; None: all of them.
         """
         step = self.steps.get(key)
         if step is None or step.num_verified != key.world_size:

@@ -139,7 +139,7 @@ class PlannedMove:
     is_ending: bool = False
     """Whether a worker has completed: the others shall do so, too, rather than stop."""
     pending: dict[str, None] = field(default_factory=dict)
-    """Pods of which that is not known yet. Each order has a list of its own, from which pods are struck off."""
+    """Pods for which that is not known yet. Each order has a list of its own, from which pods are struck off."""
 
 
 @dataclass(frozen=True)

@@ -292,7 +292,7 @@ def evidence(place: WorkerPlace, iteration: int, is_adoption: bool = False) -> F
     is_untold = state.phase is WorkerPhase.READY and state.incarnation != place.told_incarnation
     if is_untold and state.iteration >= 0:
         # A process that took the place of another one would not have been in any iteration yet.
-        return Fault(Cause.EXCEPTION, iteration, "never heard of the plan: its agent was restarted at that moment")
+        return Fault(Cause.EXCEPTION, iteration, "never got the plan: its agent was restarted at that moment")
     if is_untold or state.phase is WorkerPhase.STARTING:
         return Fault(Cause.PROCESS_EXIT, iteration, "another process took its place")
     has_left = state.phase in (WorkerPhase.READY, WorkerPhase.STOPPING) and state.iteration >= iteration

@@ -3,7 +3,7 @@
 Belongs here: the tree, the choice of spares, the closing of gaps, the world's size, the plan with its reasons, its
 sentences and its picture as text. Does not belong here: processes, messages, stores, time, drawings.
 
-    RankTree            built once; told of losses, returns, new places and moves in O(changed + depth)
+    RankTree            built once; takes losses, returns, new places and moves in O(changed + depth)
       .plan() -> Plan   cuts the next plan: vacate -> replace -> backfill -> shift -> world size
 
 Every step is a pure function of the tree's state. There is no randomness, and nothing depends on hashes.

@@ -21,7 +21,7 @@ MAX_NEXT_ORDINAL = MAX_ORDINAL // 2
 """The highest that is believed. Ordinals are counted on from it, and must not reach those of pods that nobody knows."""
 MAX_FAULTS = 8
 MAX_SHOWN = 80
-"""Faults that are told of one status, and characters of what was seen."""
+"""Most faults that are reported for one status, and characters shown of each value."""
 _NO_TIME = "0001-01-01T00:00:00Z"
 _TRANSITION = "lastTransitionTime"
 _ORDINAL = (0, MAX_NEXT_ORDINAL)

@@ -20,13 +20,13 @@ from unbroken_operator.decisions.lifecycle import (
     job_outcome,
     was_suspended,
 )
-from unbroken_operator.decisions.reporting.finding import MAX_MESSAGE, Finding, cut, listed
+from unbroken_operator.decisions.reporting.alert_conditions import alert_conditions_over, no_progress, restart_storm
+from unbroken_operator.decisions.reporting.condition_state import MAX_MESSAGE, ConditionState, cut, listed
 from unbroken_operator.decisions.reporting.health_condition import nodes_healthy, straggling
 from unbroken_operator.decisions.reporting.pod_conditions import pods_ready, up_to_date
 from unbroken_operator.decisions.reporting.recovery_text import culprit
 from unbroken_operator.decisions.reporting.silence import silent_reason, unknown, why_silent
 from unbroken_operator.decisions.reporting.spare_conditions import spares_exhausted, spares_spread
-from unbroken_operator.decisions.reporting.unrest_conditions import no_progress, restart_storm, unrest_over
 from unbroken_operator.decisions.snapshot import Snapshot
 
 _OF_PODS: dict[ConditionType, bool | None] = {
@@ -43,14 +43,16 @@ _OF_PODS: dict[ConditionType, bool | None] = {
 """What conditions about pods are when the job is to have none."""
 
 
-def findings(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec, assessment: Assessment | None) -> list[Finding]:
+def condition_states(
+    snapshot: Snapshot, verdict: ValidSpec | InvalidSpec, assessment: Assessment | None
+) -> list[ConditionState]:
     """Return the conditions that this snapshot decides; the others keep what is stored."""
     found = [_admitted(snapshot, verdict), *_throttled(snapshot)]
     if isinstance(verdict, ValidSpec) and assessment is not None and assessment.is_suspended:
         found += _suspended(snapshot, verdict)
     elif isinstance(verdict, ValidSpec) and assessment is not None:
         if was_suspended(snapshot) and assessment.outcome is None:
-            found.append(Finding(ConditionType.SUSPENDED, False, Reason.RESUMED, "the job may have pods"))
+            found.append(ConditionState(ConditionType.SUSPENDED, False, Reason.RESUMED, "the job may have pods"))
         problem = pods_ready(snapshot, verdict, assessment)
         found += [] if assessment.outcome is not None else [problem]
         if verdict.settings.layers and assessment.domains.by_pod:
@@ -65,15 +67,15 @@ def findings(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec, assessment: A
     return found
 
 
-def _admitted(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec) -> Finding:
+def _admitted(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec) -> ConditionState:
     if isinstance(verdict, InvalidSpec):
         message = verdict.message
         if has_run(snapshot):
             message = _with_meanwhile(message, "the job goes on as it is, and lost pods are not replaced meanwhile")
-        return Finding(ConditionType.ADMITTED, False, Reason.INVALID_SPEC, message)
+        return ConditionState(ConditionType.ADMITTED, False, Reason.INVALID_SPEC, message)
     if verdict.refused is not None:
         message = _with_meanwhile(verdict.refused.message, "the spec before it stays in force")
-        return Finding(ConditionType.ADMITTED, False, Reason.INVALID_SPEC, message)
+        return ConditionState(ConditionType.ADMITTED, False, Reason.INVALID_SPEC, message)
     named = [("Secret", item) for item in snapshot.secrets] + [("Service", snapshot.service)]
     names = [f"{kind} {item.name}" for kind, item in named if item is not None and item.owner_uid != snapshot.uid]
     if names:
@@ -87,7 +89,7 @@ def _admitted(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec) -> Finding:
             f"{' and '.join(names)} exist and do not belong to this job: delete them, or give this job another "
             f"name (those of a deleted job of the same name go within seconds, but not after --cascade=orphan){running}"
         )
-        return Finding(ConditionType.ADMITTED, False, Reason.NAME_TAKEN, message)
+        return ConditionState(ConditionType.ADMITTED, False, Reason.NAME_TAKEN, message)
     settings = verdict.settings
     message = (
         f"{settings.replicas} active and {counted(settings.spares, 'spare pod')} of "
@@ -95,10 +97,10 @@ def _admitted(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec) -> Finding:
         f"at least {counted(settings.minimum_replicas, 'active pod')} to train"
     )
     message = "; beware: ".join((message, *verdict.warnings))
-    return Finding(ConditionType.ADMITTED, True, Reason.SPEC_ACCEPTED, message)
+    return ConditionState(ConditionType.ADMITTED, True, Reason.SPEC_ACCEPTED, message)
 
 
-def _throttled(snapshot: Snapshot) -> Iterator[Finding]:
+def _throttled(snapshot: Snapshot) -> Iterator[ConditionState]:
     """Say once that the job is held back, and of what; no numbers that change, each of which would be a write."""
     of = snapshot.memory.throttled
     if of:
@@ -107,16 +109,18 @@ def _throttled(snapshot: Snapshot) -> Iterator[Finding]:
             f"more {words} than a job of this size has: the rest is held back, so that other jobs are not slowed; stop "
             "what changes all the time: pods that fail once they are ready, or a rendezvous with news every second"
         )
-        yield Finding(ConditionType.THROTTLED, True, Reason.THROTTLED, message)
+        yield ConditionState(ConditionType.THROTTLED, True, Reason.THROTTLED, message)
     elif any(item["type"] == ConditionType.THROTTLED.value for item in snapshot.status.get("conditions") or ()):
-        yield Finding(ConditionType.THROTTLED, False, Reason.WITHIN_BUDGETS, "nothing was held back for 10 minutes")
+        yield ConditionState(
+            ConditionType.THROTTLED, False, Reason.WITHIN_BUDGETS, "nothing was held back for 10 minutes"
+        )
 
 
 def _with_meanwhile(message: str, meanwhile: str) -> str:
     return f"{cut(message, MAX_MESSAGE - len(meanwhile) - 2)}; {meanwhile}"
 
 
-def _suspended(snapshot: Snapshot, verdict: ValidSpec) -> Iterator[Finding]:
+def _suspended(snapshot: Snapshot, verdict: ValidSpec) -> Iterator[ConditionState]:
     """Say that the job is suspended, and nothing about pods that it is not to have."""
     message = "spec.suspend is true: the job has no pods, and starts when it is false"
     num_ending = len(ending_pods(snapshot))
@@ -124,14 +128,14 @@ def _suspended(snapshot: Snapshot, verdict: ValidSpec) -> Iterator[Finding]:
         message = "spec.suspend is false again: the job starts when the pods that it had have ended"
     elif num_ending:
         message = "spec.suspend is true: the job's pods are ending; it starts again when it is false"
-    yield Finding(ConditionType.SUSPENDED, True, Reason.SUSPENDED, message)
+    yield ConditionState(ConditionType.SUSPENDED, True, Reason.SUSPENDED, message)
     stored = {item["type"] for item in snapshot.status.get("conditions") or ()}
     for kind, is_true in _OF_PODS.items():
         if kind.value in stored:
-            yield Finding(kind, is_true, Reason.SUSPENDED, "the job is suspended")
+            yield ConditionState(kind, is_true, Reason.SUSPENDED, "the job is suspended")
 
 
-def _topology_known(verdict: ValidSpec, assessment: Assessment) -> Finding:
+def _topology_known(verdict: ValidSpec, assessment: Assessment) -> ConditionState:
     layers, domains = verdict.settings.layers, assessment.domains
     missing = [f"label {label} on {listed(who)}" for label, who in sorted(domains.missing.items())]
     parts = [f"missing: {'; '.join(missing)}. Their pods count as one domain without a name"] if missing else []
@@ -142,9 +146,9 @@ def _topology_known(verdict: ValidSpec, assessment: Assessment) -> Finding:
         parts.append(f"contradicting: {wrong}. Each of them counts as two domains")
     if not parts:
         message = f"all of the job's pods, or their nodes, bear the labels of {counted(len(layers), 'layer')}"
-        return Finding(ConditionType.TOPOLOGY_KNOWN, True, Reason.TOPOLOGY_KNOWN, message)
+        return ConditionState(ConditionType.TOPOLOGY_KNOWN, True, Reason.TOPOLOGY_KNOWN, message)
     reason = Reason.TOPOLOGY_LABEL_MISSING if missing else Reason.TOPOLOGY_LABELS_CONTRADICT
-    return Finding(ConditionType.TOPOLOGY_KNOWN, False, reason, cut("; ".join(parts)))
+    return ConditionState(ConditionType.TOPOLOGY_KNOWN, False, reason, cut("; ".join(parts)))
 
 
 def _contradiction(layers: Sequence[Layer], found: Misplaced) -> str:
@@ -157,15 +161,17 @@ def _contradiction(layers: Sequence[Layer], found: Misplaced) -> str:
     )
 
 
-def _progress(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, pods_ready: Finding) -> Iterator[Finding]:
+def _progress(
+    snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, pods_ready: ConditionState
+) -> Iterator[ConditionState]:
     outcome, report = assessment.outcome, snapshot.report
     yield from _ends(outcome)
     if outcome is not None:
-        yield from unrest_over(snapshot)
+        yield from alert_conditions_over(snapshot)
         if outcome.is_ours:
             reason = Reason(outcome.reason)
-            yield Finding(ConditionType.RUNNING, False, reason, cut(outcome.message))
-            yield Finding(ConditionType.RECOVERING, False, Reason.NOTHING_TO_RECOVER, "the job is over")
+            yield ConditionState(ConditionType.RUNNING, False, reason, cut(outcome.message))
+            yield ConditionState(ConditionType.RECOVERING, False, Reason.NOTHING_TO_RECOVER, "the job is over")
         elif report is not None:
             yield _running(report)
             yield _recovering(report)
@@ -189,7 +195,7 @@ def _progress(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, po
         yield from spares_spread(snapshot, verdict, assessment, report)
 
 
-def _unheard(snapshot: Snapshot, assessment: Assessment, pods_ready: Finding) -> Iterator[Finding]:
+def _unheard(snapshot: Snapshot, assessment: Assessment, pods_ready: ConditionState) -> Iterator[ConditionState]:
     """Say why a job does not train of which no rendezvous has told; nothing while what is stored may still be true."""
     because, reason = "the rendezvous has not answered yet", silent_reason(snapshot)
     cannot_answer = _cannot_answer(snapshot, assessment)
@@ -201,7 +207,7 @@ def _unheard(snapshot: Snapshot, assessment: Assessment, pods_ready: Finding) ->
         because = why_silent(snapshot, assessment)
     if _is_obstacle(pods_ready):
         reason, because = pods_ready.reason, pods_ready.message
-    yield Finding(ConditionType.RUNNING, False, reason, cut(because))
+    yield ConditionState(ConditionType.RUNNING, False, reason, cut(because))
 
 
 def _cannot_answer(snapshot: Snapshot, assessment: Assessment) -> bool:
@@ -215,65 +221,65 @@ def _is_stored(snapshot: Snapshot, kind: ConditionType) -> bool:
     return any(item["type"] == kind.value for item in snapshot.status.get("conditions") or ())
 
 
-def _is_obstacle(pods_ready: Finding) -> bool:
+def _is_obstacle(pods_ready: ConditionState) -> bool:
     waits = (Reason.WAITING_FOR_PODS, Reason.WAITING_FOR_RENDEZVOUS)
     return pods_ready.is_true is False and pods_ready.reason not in waits
 
 
-def _running(report: JobStatus, pods_ready: Finding | None = None) -> Finding:
+def _running(report: JobStatus, pods_ready: ConditionState | None = None) -> ConditionState:
     is_running = report.phase is JobPhase.RUNNING
     if report.phase is JobPhase.FORMING and pods_ready is not None and _is_obstacle(pods_ready):
-        return Finding(ConditionType.RUNNING, False, pods_ready.reason, pods_ready.message)
-    return Finding(ConditionType.RUNNING, is_running, report.reason, cut(report.message))
+        return ConditionState(ConditionType.RUNNING, False, pods_ready.reason, pods_ready.message)
+    return ConditionState(ConditionType.RUNNING, is_running, report.reason, cut(report.message))
 
 
-def _recovering(report: JobStatus) -> Finding:
+def _recovering(report: JobStatus) -> ConditionState:
     last = report.recoveries[-1] if report.recoveries else None
     is_over = report.phase in (JobPhase.COMPLETE, JobPhase.FAILED)
     if last is not None and not last.ended_at and not is_over:
         message = f"{culprit(last)}: {last.cause}: {last.detail}"
-        return Finding(ConditionType.RECOVERING, True, Reason.RECOVERING, cut(message.rstrip(": ")))
-    return Finding(ConditionType.RECOVERING, False, Reason.NOTHING_TO_RECOVER, "no recovery is under way")
+        return ConditionState(ConditionType.RECOVERING, True, Reason.RECOVERING, cut(message.rstrip(": ")))
+    return ConditionState(ConditionType.RECOVERING, False, Reason.NOTHING_TO_RECOVER, "no recovery is under way")
 
 
-def _degraded(report: JobStatus) -> Finding:
+def _degraded(report: JobStatus) -> ConditionState:
     if report.reason is Reason.BELOW_MINIMUM:
         message = "no rank trains: fewer pods than minReplicas can have ranks"
-        return Finding(ConditionType.DEGRADED, True, Reason.FEWER_RANKS, message)
+        return ConditionState(ConditionType.DEGRADED, True, Reason.FEWER_RANKS, message)
     if report.iteration < 0:
-        return Finding(ConditionType.DEGRADED, False, Reason.FULL_STRENGTH, "the job has not started yet")
+        return ConditionState(ConditionType.DEGRADED, False, Reason.FULL_STRENGTH, "the job has not started yet")
     is_degraded = report.lost_ranks > 0
     message = f"{counted(report.world_size, 'active rank')}, {report.lost_ranks} lost, {report.spare_ranks} spare"
     reason = Reason.FEWER_RANKS if is_degraded else Reason.FULL_STRENGTH
-    return Finding(ConditionType.DEGRADED, is_degraded, reason, message)
+    return ConditionState(ConditionType.DEGRADED, is_degraded, reason, message)
 
 
-def _ends(outcome: JobOutcome | None) -> Iterator[Finding]:
+def _ends(outcome: JobOutcome | None) -> Iterator[ConditionState]:
     if outcome is not None and outcome.is_recorded:
         return
     for kind, phase in ((ConditionType.COMPLETE, JobPhase.COMPLETE), (ConditionType.FAILED, JobPhase.FAILED)):
         if outcome is not None and outcome.phase is phase:
-            yield Finding(kind, True, Reason(outcome.reason), cut(outcome.message))
+            yield ConditionState(kind, True, Reason(outcome.reason), cut(outcome.message))
         else:
-            yield Finding(kind, False, Reason.NOT_FINISHED, f"the job is not {phase.value}")
+            yield ConditionState(kind, False, Reason.NOT_FINISHED, f"the job is not {phase.value}")
 
 
 def merge_conditions(
-    stored: Sequence[Mapping[str, Any]], found: Sequence[Finding], generation: int, now: str
+    stored: Sequence[Mapping[str, Any]], found: Sequence[ConditionState], generation: int, now: str
 ) -> list[dict[str, Any]]:
-    """Return the stored conditions with the findings in them; the time moves only when the status does.
+    """Return the stored conditions with these states in them; the time moves only when the status does.
 
     One without a time has lost it: what was stored cannot be.
     """
     by_type = {item["type"]: {"lastTransitionTime": now, **item} for item in stored}
-    for finding in found:
-        status = "Unknown" if finding.is_true is None else str(finding.is_true)
-        before = by_type.get(finding.type.value, {})
-        by_type[finding.type.value] = {
-            "type": finding.type.value,
+    for state in found:
+        status = "Unknown" if state.is_true is None else str(state.is_true)
+        before = by_type.get(state.type.value, {})
+        by_type[state.type.value] = {
+            "type": state.type.value,
             "status": status,
-            "reason": finding.reason.value,
-            "message": cut(finding.message),
+            "reason": state.reason.value,
+            "message": cut(state.message),
             "observedGeneration": generation,
             "lastTransitionTime": before["lastTransitionTime"] if before.get("status") == status else now,
         }

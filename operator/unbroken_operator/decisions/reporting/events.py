@@ -6,7 +6,7 @@ from typing import Any
 
 from unbroken_core.vocabulary.reasons import Reason
 from unbroken_operator.api import layout
-from unbroken_operator.decisions.reporting.finding import cut
+from unbroken_operator.decisions.reporting.condition_state import cut
 from unbroken_operator.decisions.reporting.recovery_text import recovery_sentence
 from unbroken_operator.decisions.snapshot import Snapshot
 

@@ -8,7 +8,7 @@ from unbroken_core.vocabulary.findings import LOG_LINES, STRAGGLERS, Verdict
 from unbroken_core.vocabulary.plurals import counted
 from unbroken_core.vocabulary.reasons import Reason
 from unbroken_operator.api.status_models import ConditionType
-from unbroken_operator.decisions.reporting.finding import Finding, cut, listed
+from unbroken_operator.decisions.reporting.condition_state import ConditionState, cut, listed
 from unbroken_operator.decisions.snapshot import Snapshot
 
 _SHOWN = 3
@@ -16,13 +16,13 @@ _SLOW = (STRAGGLERS, LOG_LINES)
 _FAULTS = (Verdict.SUSPECT, Verdict.FATAL)
 
 
-def nodes_healthy(snapshot: Snapshot, report: JobStatus) -> Iterator[Finding]:
+def nodes_healthy(snapshot: Snapshot, report: JobStatus) -> Iterator[ConditionState]:
     """Say what was found, once a watch has said anything. What was not checked is never part of what is well."""
     health = report.health
     if health is None or not health.num_pods:
         if _is_stored(snapshot, ConditionType.NODES_HEALTHY):
             text = "no watch of a pod says anything: health.mode is Off, or they have yet to start"
-            yield Finding(ConditionType.NODES_HEALTHY, None, Reason.HEALTH_NOT_CHECKED, text)
+            yield ConditionState(ConditionType.NODES_HEALTHY, None, Reason.HEALTH_NOT_CHECKED, text)
         return
     found = [item for item in health.findings if item.finding.check not in _SLOW]
     faults = [item for item in found if item.finding.verdict in _FAULTS]
@@ -31,29 +31,29 @@ def nodes_healthy(snapshot: Snapshot, report: JobStatus) -> Iterator[Finding]:
     if faults:
         parts = [_shown(faults), health.held, unchecked]
         message = cut("; ".join(filter(None, parts)))
-        yield Finding(ConditionType.NODES_HEALTHY, False, Reason.DEVICES_FAULTY, message)
+        yield ConditionState(ConditionType.NODES_HEALTHY, False, Reason.DEVICES_FAULTY, message)
         return
     parts = ["nothing broken was found", f"worn: {_shown(worn)}" if worn else "", unchecked]
     message = cut("; ".join(filter(None, parts)))
-    yield Finding(ConditionType.NODES_HEALTHY, True, Reason.NODES_HEALTHY, message)
+    yield ConditionState(ConditionType.NODES_HEALTHY, True, Reason.NODES_HEALTHY, message)
 
 
-def straggling(snapshot: Snapshot, report: JobStatus) -> Iterator[Finding]:
+def straggling(snapshot: Snapshot, report: JobStatus) -> Iterator[ConditionState]:
     """Say which ranks hold all others up, once workers have said how busy they are, or log rules what is slow."""
     kind, health = ConditionType.STRAGGLING, report.health
     slow = [] if health is None else [item for item in health.findings if item.finding.check in _SLOW]
     if health is not None and slow:
         is_held = any(item.finding.verdict in _FAULTS for item in slow)
         message = "; ".join(filter(None, (_shown(slow), health.held if is_held else "")))
-        yield Finding(kind, True, Reason.RANKS_SLOW, cut(message))
+        yield ConditionState(kind, True, Reason.RANKS_SLOW, cut(message))
     elif health is not None and health.num_paced:
         message = f"no rank was busy longer than usual in its stage, of {counted(health.num_paced, 'rank')} in a window"
-        yield Finding(kind, False, Reason.PACE_EVEN, message)
+        yield ConditionState(kind, False, Reason.PACE_EVEN, message)
     elif _is_stored(snapshot, kind):
         text = (
             "no worker says how busy it is: the iteration is young, or the script cannot be measured (docs/health.md)"
         )
-        yield Finding(kind, None, Reason.PACE_NOT_MEASURED, text)
+        yield ConditionState(kind, None, Reason.PACE_NOT_MEASURED, text)
 
 
 def _is_stored(snapshot: Snapshot, kind: ConditionType) -> bool:

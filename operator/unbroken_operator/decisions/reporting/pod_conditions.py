@@ -11,24 +11,24 @@ from unbroken_operator.decisions.actions import RepairTokens
 from unbroken_operator.decisions.admission import ValidSpec
 from unbroken_operator.decisions.assessment import Assessment
 from unbroken_operator.decisions.circles import NUM_FREE, pause_s
-from unbroken_operator.decisions.reporting.finding import Finding, cut, listed, pod_names
+from unbroken_operator.decisions.reporting.condition_state import ConditionState, cut, listed, pod_names
 from unbroken_operator.decisions.reporting.unschedulable import missing_on_nodes
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
 from unbroken_operator.decisions.updates import CHANGED
 
 
-def pods_ready(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -> Finding:
+def pods_ready(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -> ConditionState:
     """Say whether all wanted pods run, and if not, the first reason that a person can act on."""
     wanted = verdict.settings.replicas + verdict.settings.spares
     running = min(sum(pod.phase in ("Running", "Succeeded") for pod in assessment.alive), wanted)
     count = f"{running} of {counted(wanted, 'training pod')} {'runs' if wanted == 1 else 'run'}"
 
-    def finding(reason: Reason, text: str) -> Finding:
-        return Finding(ConditionType.PODS_READY, False, reason, f"{count}; {text}")
+    def state(reason: Reason, text: str) -> ConditionState:
+        return ConditionState(ConditionType.PODS_READY, False, reason, f"{count}; {text}")
 
     unstartable = _unstartable(snapshot, is_short=running < wanted or assessment.rendezvous is None)
     if unstartable is not None:
-        return finding(*unstartable)
+        return state(*unstartable)
     troubled = [
         pod for pod in (assessment.awaited_rendezvous, *assessment.alive) if pod is not None and pod.problem is not None
     ]
@@ -36,18 +36,18 @@ def pods_ready(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -
         reason, text = _trouble(snapshot, troubled)
         leaving = _leaving(assessment)
         # Those that wait are to take the place of pods that run: that is what somebody who drains a node waits for.
-        return finding(reason, f"{text}; {leaving}" if leaving else text)
+        return state(reason, f"{text}; {leaving}" if leaving else text)
     # Those that are to take the place of others come on top.
     useless = _useless(snapshot, assessment, is_short=running < wanted or bool(assessment.outdated))
     if useless is not None:
-        return finding(*useless)
+        return state(*useless)
     if assessment.rendezvous is None:
         successor = assessment.succession.successor
         text = "the rendezvous pod is being created" if successor is None else f"{successor.name} is to lead next"
-        return finding(Reason.WAITING_FOR_RENDEZVOUS, text)
+        return state(Reason.WAITING_FOR_RENDEZVOUS, text)
     if running < wanted:
-        return finding(Reason.WAITING_FOR_PODS, counted(wanted - running, "is being created", "are being created"))
-    return Finding(ConditionType.PODS_READY, True, Reason.PODS_READY, count)
+        return state(Reason.WAITING_FOR_PODS, counted(wanted - running, "is being created", "are being created"))
+    return ConditionState(ConditionType.PODS_READY, True, Reason.PODS_READY, count)
 
 
 def _unstartable(snapshot: Snapshot, *, is_short: bool) -> tuple[Reason, str] | None:
@@ -80,7 +80,7 @@ def _circle(snapshot: Snapshot) -> str:
 
 def up_to_date(
     snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, *, are_pods_ready: bool
-) -> Iterator[Finding]:
+) -> Iterator[ConditionState]:
     """Say which pods are old, from the first change of the template on."""
     outdated = assessment.outdated
     if outdated:
@@ -94,13 +94,13 @@ def up_to_date(
         alive = counted(len(assessment.alive), "training pod")
         message = f"{len(outdated)} of {alive} {agreed(len(outdated), 'was', 'were')} made from an earlier template"
         message = f"{message} ({pod_names(outdated)}); {text}"
-        yield Finding(ConditionType.UP_TO_DATE, False, Reason.TEMPLATE_OUTDATED, message)
+        yield ConditionState(ConditionType.UP_TO_DATE, False, Reason.TEMPLATE_OUTDATED, message)
     elif assessment.rendezvous is not None and _has_begun(assessment):
         message = _succession(assessment, assessment.rendezvous)
-        yield Finding(ConditionType.UP_TO_DATE, False, Reason.RENDEZVOUS_OUTDATED, cut(message))
+        yield ConditionState(ConditionType.UP_TO_DATE, False, Reason.RENDEZVOUS_OUTDATED, cut(message))
     elif any(item["type"] == ConditionType.UP_TO_DATE.value for item in snapshot.status.get("conditions") or ()):
         message = "all training pods were made from the present template, and the rendezvous from the present spec"
-        yield Finding(ConditionType.UP_TO_DATE, True, Reason.TEMPLATE_CURRENT, message)
+        yield ConditionState(ConditionType.UP_TO_DATE, True, Reason.TEMPLATE_CURRENT, message)
 
 
 def _has_begun(assessment: Assessment) -> bool:

@@ -13,7 +13,7 @@ from unbroken_core.vocabulary.plurals import counted
 from unbroken_core.vocabulary.reasons import JobPhase, Reason, Role
 from unbroken_operator.api.status_models import ConditionType
 from unbroken_operator.decisions.assessment import Assessment
-from unbroken_operator.decisions.reporting.finding import Finding, cut, listed
+from unbroken_operator.decisions.reporting.condition_state import ConditionState, cut, listed
 from unbroken_operator.decisions.snapshot import Snapshot
 
 _KNOWN_BY_THE_RENDEZVOUS = (
@@ -26,7 +26,7 @@ _KNOWN_BY_THE_RENDEZVOUS = (
 )
 
 
-def unknown(snapshot: Snapshot, assessment: Assessment | None) -> Iterator[Finding]:
+def unknown(snapshot: Snapshot, assessment: Assessment | None) -> Iterator[ConditionState]:
     """Yield the conditions of such a job: Unknown for all that only its rendezvous knows."""
     stored = {item["type"] for item in snapshot.status.get("conditions") or ()}
     report, reason = snapshot.report, silent_reason(snapshot)
@@ -38,9 +38,9 @@ def unknown(snapshot: Snapshot, assessment: Assessment | None) -> Iterator[Findi
         message = f"{because}. {_last_known(snapshot)}{_meanwhile(assessment)}"
     for kind in _KNOWN_BY_THE_RENDEZVOUS:
         if kind is ConditionType.RUNNING:
-            yield Finding(kind, None, reason, cut(message))
+            yield ConditionState(kind, None, reason, cut(message))
         elif kind.value in stored:
-            yield Finding(kind, None, reason, cut(because))
+            yield ConditionState(kind, None, reason, cut(because))
 
 
 def silent_reason(snapshot: Snapshot) -> Reason:

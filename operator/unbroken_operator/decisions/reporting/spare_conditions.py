@@ -10,12 +10,12 @@ from unbroken_operator.api.models import Spread
 from unbroken_operator.api.status_models import ConditionType
 from unbroken_operator.decisions.admission import ValidSpec
 from unbroken_operator.decisions.assessment import Assessment
-from unbroken_operator.decisions.reporting.finding import Finding, cut, listed
+from unbroken_operator.decisions.reporting.condition_state import ConditionState, cut, listed
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
 from unbroken_operator.decisions.spreading import Unserved, unserved
 
 
-def spares_exhausted(verdict: ValidSpec, assessment: Assessment) -> Finding:
+def spares_exhausted(verdict: ValidSpec, assessment: Assessment) -> ConditionState:
     """Say whether spares are wanted and none is ready."""
     wanted = verdict.settings.spares
     ready = sum(
@@ -30,22 +30,22 @@ def spares_exhausted(verdict: ValidSpec, assessment: Assessment) -> Finding:
         message += "; the next lost pod costs ranks or waits until a new pod is up"
         message += "" if starting else ". More spares or free nodes would help"
     reason = Reason.SPARES_EXHAUSTED if is_exhausted else Reason.SPARES_READY
-    return Finding(ConditionType.SPARES_EXHAUSTED, is_exhausted, reason, message)
+    return ConditionState(ConditionType.SPARES_EXHAUSTED, is_exhausted, reason, message)
 
 
 def spares_spread(
     snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, report: JobStatus
-) -> Iterator[Finding]:
+) -> Iterator[ConditionState]:
     """Say whether spares are where they are wanted, once pods are settled: a promoted spare is soon replaced."""
     settings = verdict.settings
 
-    def finding(is_true: bool, text: str) -> Finding:
+    def state(is_true: bool, text: str) -> ConditionState:
         reason = Reason.SPARES_SPREAD if is_true else Reason.SPARES_NOT_SPREAD
-        return Finding(ConditionType.SPARES_SPREAD, is_true, reason, cut(text))
+        return ConditionState(ConditionType.SPARES_SPREAD, is_true, reason, cut(text))
 
     if not settings.layers or not settings.spares or verdict.spec.spares.spread is Spread.ANYWHERE:
         if any(item["type"] == ConditionType.SPARES_SPREAD.value for item in snapshot.status.get("conditions") or ()):
-            yield finding(True, "nothing says where spares are to be (spares.count, spares.spread, topology.layers)")
+            yield state(True, "nothing says where spares are to be (spares.count, spares.spread, topology.layers)")
         return
     is_all_there = len(assessment.alive) >= settings.replicas + settings.spares
     is_placed = all(pod.node or _is_unschedulable(pod) for pod in assessment.alive)
@@ -53,10 +53,10 @@ def spares_spread(
         return
     bare = list(unserved(settings, assessment))
     if bare:
-        yield finding(False, _bare_text(settings, bare))
+        yield state(False, _bare_text(settings, bare))
     else:
         names = ", ".join(layer.name for layer in settings.layers)
-        yield finding(True, f"every domain of {names} with active pods has a spare pod")
+        yield state(True, f"every domain of {names} with active pods has a spare pod")
 
 
 def _bare_text(settings: JobSettings, bare: Sequence[Unserved]) -> str:

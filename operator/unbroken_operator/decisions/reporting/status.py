@@ -13,7 +13,7 @@ from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, accept
 from unbroken_operator.decisions.assessment import Assessment
 from unbroken_operator.decisions.lifecycle import ended_term, has_run, is_suspension_recorded, is_taken_over, is_unknown
 from unbroken_operator.decisions.limits.fitting import fitted
-from unbroken_operator.decisions.reporting.conditions import findings, merge_conditions
+from unbroken_operator.decisions.reporting.conditions import condition_states, merge_conditions
 from unbroken_operator.decisions.snapshot import Snapshot
 from unbroken_operator.decisions.suspects import next_suspects, pardoned
 from unbroken_operator.decisions.time_spent import is_old, knows_earlier, time_of
@@ -40,7 +40,7 @@ def next_status(
     generation = snapshot.job["metadata"].get("generation") or 0
     status["observedGeneration"] = generation
     status["conditions"] = merge_conditions(
-        status.get("conditions") or (), findings(snapshot, verdict, assessment), generation, snapshot.now
+        status.get("conditions") or (), condition_states(snapshot, verdict, assessment), generation, snapshot.now
     )
     if snapshot.options.lease:
         status["lease"] = snapshot.options.lease

@@ -9,7 +9,7 @@ from typing import Any
 
 from unbroken_operator.api import layout
 from unbroken_operator.api.quantities import quantity
-from unbroken_operator.decisions.reporting.finding import listed
+from unbroken_operator.decisions.reporting.condition_state import listed
 from unbroken_operator.decisions.snapshot import NodeView
 
 _MAX_SEEN = 5

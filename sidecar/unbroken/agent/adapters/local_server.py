@@ -93,7 +93,7 @@ class LocalServer:
                 await self._listen()
                 self._warn("socket was replaced or removed, listens at a new one", f"path={self._path}")
             except OSError as error:
-                self._warn("socket is gone and cannot be made anew", f"path={self._path} error={error}")
+                self._warn("socket is gone and cannot be created again", f"path={self._path} error={error}")
 
     async def _listen(self) -> None:
         # In a thread: what a trainer has put there may be a folder that takes long to remove.

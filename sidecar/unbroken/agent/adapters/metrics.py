@@ -79,16 +79,16 @@ class PodCollector(Collector):
 
 
 def log_families(lines: LogLines) -> Iterator[Metric]:
-    """Yield what is told of log rules, in the pods of a job that has some."""
+    """Yield the metrics of log rules, in the pods of a job that has some."""
     spoken = CounterMetricFamily(
-        "unbroken_log_rule_spoken", "How often a log rule has spoken of workers of this pod.", labels=["rule"]
+        "unbroken_log_rule_spoken", "Times that a log rule has spoken about workers of this pod.", labels=["rule"]
     )
     for name, num in lines.num_spoken.items():
         spoken.add_metric([name], num)
     yield spoken
     skipped = CounterMetricFamily(
         "unbroken_log_rules_skipped_bytes",
-        "Output of this pod's workers that was too much for its log rules to be looked at.",
+        "Bytes of output of this pod's workers that log rules did not see, because there was too much.",
     )
     skipped.add_metric([], lines.num_skipped)
     yield skipped
@@ -104,7 +104,7 @@ def join_checks(found: Iterable[Iterable[tuple[str, bool]]]) -> dict[str, bool]:
 
 
 def _disk_families(counted: Counted, now_s: float) -> Iterator[Metric]:
-    """Yield what is told of checkpoints on the disk, in the pod with rank 0."""
+    """Yield the metrics of checkpoints on the disk, in the pod with rank 0."""
     failures = CounterMetricFamily(
         "unbroken_memory_disk_failures", "Parts of checkpoints that workers of this pod did not write to the disk."
     )
@@ -112,29 +112,30 @@ def _disk_families(counted: Counted, now_s: float) -> Iterator[Metric]:
     yield failures
     if counted.disk_step >= 0:
         step = GaugeMetricFamily(
-            "unbroken_memory_disk_step", "Newest step on the disk, as far as this pod knew of it while it had rank 0."
+            "unbroken_memory_disk_step", "Newest step on the disk that this pod knew of while it had rank 0."
         )
         step.add_metric([], counted.disk_step)
         yield step
     if counted.disk_whole_at_s >= 0:
         age = GaugeMetricFamily(
-            "unbroken_memory_disk_age_seconds", "Seconds since that step became whole, if it did in this pod's time."
+            "unbroken_memory_disk_age_seconds",
+            "Seconds since that step was whole on the disk; absent if this pod did not see it.",
         )
         age.add_metric([], max(now_s - counted.disk_whole_at_s, 0.0))
         yield age
 
 
 def memory_families(counted: Counted, now_s: float) -> Iterator[Metric]:
-    """Yield what is told of checkpoints in memory, in the pods of a job that has some. `now_s`: monotonic."""
+    """Yield the metrics of checkpoints in memory, in the pods of a job that has some. `now_s`: monotonic."""
     yield from _disk_families(counted, now_s)
     used = GaugeMetricFamily("unbroken_memory_used_bytes", "Memory of this pod's slots for checkpoints.")
     used.add_metric([], counted.used_bytes)
     yield used
-    limit = GaugeMetricFamily("unbroken_memory_limit_bytes", "What the slots of this pod may take.")
+    limit = GaugeMetricFamily("unbroken_memory_limit_bytes", "Memory that the slots of this pod may take.")
     limit.add_metric([], counted.limit_bytes)
     yield limit
     saves = HistogramMetricFamily(
-        "unbroken_memory_save_seconds", "How long workers of this pod were in a save of a checkpoint in memory."
+        "unbroken_memory_save_seconds", "Seconds that workers of this pod spent in a save of a checkpoint in memory."
     )
     upper = [*map(str, SAVE_BOUNDS_S), "+Inf"]
     saves.add_metric([], list(zip(upper, accumulate(counted.saves), strict=True)), counted.save_seconds)
@@ -147,7 +148,7 @@ def memory_families(counted: Counted, now_s: float) -> Iterator[Metric]:
     yield skips
     loads = SummaryMetricFamily(
         "unbroken_memory_restore_seconds",
-        "How long workers of this pod took to restore a state, by where it came from.",
+        "Seconds that workers of this pod took to restore a state, by where it came from.",
         labels=["source"],
     )
     for source, num, seconds in zip(LOAD_SOURCES, counted.loads, counted.load_seconds, strict=True):
@@ -155,7 +156,7 @@ def memory_families(counted: Counted, now_s: float) -> Iterator[Metric]:
     yield loads
     redone = GaugeMetricFamily(
         "unbroken_memory_steps_redone",
-        "Steps that were made again after the last restore, as far as a worker of this pod remembers; -1: none does.",
+        "Steps that were trained again after the last restore; -1: no worker of this pod remembers.",
     )
     redone.add_metric([], counted.steps_redone)
     yield redone
@@ -172,7 +173,7 @@ def memory_families(counted: Counted, now_s: float) -> Iterator[Metric]:
     yield refused
     between = CounterMetricFamily(
         "unbroken_memory_peer_bytes",
-        "Bytes of checkpoints that this pod's keeper has copied to others, which keep them, and fetched for a restore.",
+        "Bytes of checkpoints that this pod's keeper copied to other pods, which keep them, or fetched for a restore.",
         labels=["direction"],
     )
     between.add_metric(["copied"], counted.copied_bytes)

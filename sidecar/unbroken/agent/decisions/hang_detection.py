@@ -36,7 +36,7 @@ def note_hangs(
         if not _is_of(slot, place):
             continue
         frames = seen.stacks.get(place.local_rank)
-        # Until the worker begins the iteration that it was ordered to enter, its slot tells of the one before.
+        # Until the worker begins the iteration that it was ordered to enter, its slot is about the one before.
         step = slot.step if slot.iteration >= state.iteration else -1
         if step != place.incarnation.step or frames is not None:
             stack = place.incarnation.stack if frames is None else frames

@@ -73,7 +73,7 @@ class Orders:
         actions: list[Action] = []
         if self._instructions.finish is not None:
             if self._is_in_process and self._instructions.finish.outcome is JobPhase.FAILED:
-                # Who was interrupted at the same moment leaves now, and not only when the launcher's grace is over.
+                # A worker that was interrupted at the same moment leaves now, not at the end of the launcher's grace.
                 for place, state in zip(self._places, workers, strict=True):
                     actions += self._guide(place, state, now_s)
             return [*actions, *self._finish(self._instructions.finish, has_launcher)]

@@ -141,11 +141,11 @@ def _of_links(gpu: GpuSample, history: GpuHistory) -> Iterator[Finding]:
 
 
 def _untold(gpus: Sequence[GpuSample]) -> Iterator[Finding]:
-    """Yield what devices do not tell: one finding for each thing, however many devices there are."""
+    """Yield what devices do not report: one finding for each thing, however many devices there are."""
     names = dict.fromkeys(name for gpu in gpus for name in gpu.not_told)
     for name in names:
         num_silent = sum(name in gpu.not_told for gpu in gpus)
-        text = f"not told by {num_silent} of {len(gpus)} GPUs"
+        text = f"not reported by {num_silent} of {len(gpus)} GPUs"
         yield Finding(GPU, "", Verdict.UNKNOWN, name, message=text)
 
 
@@ -193,7 +193,7 @@ def judge_xids(history: XidHistory | None, sample: XidSample) -> Judgement:
         if uuid:
             found.append(_xid_finding(uuid, int(xid), len(times)))
     if sample.deaf:
-        text = f"events of {len(sample.deaf)} of {sample.num_gpus} GPUs are not told"
+        text = f"events of {len(sample.deaf)} of {sample.num_gpus} GPUs are not reported"
         found.append(Finding(EVENTS, "", Verdict.UNKNOWN, "deaf", message=text))
     return Judgement(verdicts(EVENTS, found, quantity(sample.num_gpus - len(sample.deaf), "GPU")), after)
 

@@ -29,7 +29,7 @@ def read_pressure(files: Files) -> dict[str, float]:
         if share is not None:
             found[entity] = share
     if not found:
-        raise NotCheckedError("the kernel tells no memory pressure (PSI)")
+        raise NotCheckedError("the kernel does not report memory pressure (PSI)")
     return found
 
 
@@ -157,6 +157,6 @@ def judge_clock(history: ClockHistory | None, sample: ClockSample) -> Judgement:
         for (_entity, code), look in sorted(after.looks.items())
     ]
     if not was:
-        text = "the kernel was not told that its clock is right"
+        text = "nothing has synchronised the kernel's clock so far"
         return Judgement((Finding(CLOCK, "node", Verdict.UNKNOWN, "unsynchronised", message=text),), after)
     return Judgement(verdicts(CLOCK, found, "node"), after)

@@ -112,7 +112,7 @@ def test_what_no_gpu_tells_is_unknown_once_however_many_there_are() -> None:
         ("recovery-action", Verdict.UNKNOWN, 1),
         ("nvlink", Verdict.UNKNOWN, 1),
     ]
-    assert findings[1].message == "not told by 8 of 8 GPUs"
+    assert findings[1].message == "not reported by 8 of 8 GPUs"
 
 
 def hear(*batches: list[tuple[str, int]], step_s: float = 1.0) -> list[tuple[Finding, ...]]:

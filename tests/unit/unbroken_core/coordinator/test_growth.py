@@ -125,7 +125,7 @@ def test_script_that_tells_no_steps_is_left_alone() -> None:
 def test_job_grows_once_its_first_step_is_done_however_long_that_takes() -> None:
     bench = ShrunkBench()
     bench.answer("p0", order_of(bench.grow()), -1, -1)
-    assert "or once steps are told" in bench.status().message
+    assert "or once steps are reported" in bench.status().message
     assert sent(bench.live(60), Halt) == {}  # As long as the iteration had run then.
     again = order_of(bench.live(62))
     assert sent(bench.answer("p0", again, -1, -1), Interrupt) == {}

@@ -1,4 +1,4 @@
-"""What each release said is read today, and today's code says it again (docs/design/0019-version-skew.md)."""
+"""What each release said is read today, and today's code says it again (docs/design/0009-version-skew.md)."""
 
 import json
 from pathlib import Path

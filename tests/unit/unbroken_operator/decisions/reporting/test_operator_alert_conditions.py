@@ -8,8 +8,8 @@ import pytest
 from tests.unit.unbroken_operator.operator_world import World, a_recovery, running_world
 
 from unbroken_core.protocol.messages import Recovery
+from unbroken_core.vocabulary.alert_thresholds import STILL_S, STORM_RECOVERIES, STORM_S
 from unbroken_core.vocabulary.reasons import Cause, JobPhase
-from unbroken_core.vocabulary.unrest import STILL_S, STORM_RECOVERIES, STORM_S
 from unbroken_operator.decisions.snapshot import PlanMemory
 
 START = datetime.fromisoformat("2026-01-01T00:00:00+00:00")

@@ -1,4 +1,4 @@
-"""From when on a job that recovers, or runs, is in trouble all the same.
+"""From when on somebody should look at a job, although it recovers, or runs.
 
 Conditions and advice use these numbers; the alerts UnbrokenRestartStorm and UnbrokenNoProgress are tested against them.
 """

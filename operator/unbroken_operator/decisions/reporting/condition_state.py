@@ -13,7 +13,7 @@ MAX_NAMES = 5
 
 
 @dataclass(frozen=True)
-class Finding:
+class ConditionState:
     """A condition without its times."""
 
     type: ConditionType
