@@ -31,6 +31,10 @@ STRATEGIES = ("DDPStrategy", "SingleDeviceStrategy")
 """Those whose checkpoints in memory were compared with an uninterrupted run."""
 
 
+REFUSED_CALLBACKS = ("BaseFinetuning",)
+"""Those, and what is derived from them, that change something when an epoch begins and have no state of it."""
+
+
 class Environment(TorchElasticEnvironment):  # type: ignore[misc]  # the package brings no types here
     """Tells Lightning which rank this process has in this iteration, also where hosts have ranks of unlike numbers."""
 
@@ -108,6 +112,8 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         self._trainer: Any = None
         self._begun_at = 0
         self._random: Any = None
+        self._accumulates = 1
+        """Batches of one step, as the epoch that is restored has begun."""
         self._is_read = False
         """Whether it was tried that what is saved can be read again."""
 
@@ -120,6 +126,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         self._measure_saves(trainer)
         if (name := type(trainer.strategy).__name__) not in STRATEGIES:
             raise ValueError(f"Trainer(strategy=...): want ddp or one device, got {name}; write the loop with FSDP2")
+        _refuse_callbacks(trainer.callbacks)
         want = (self._call.state.active_rank, self._call.state.active_world_size)
         if (trainer.global_rank, trainer.world_size) != want:
             raise ValueError(
@@ -174,6 +181,8 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         if self._random is not None:
             # Lightning counts a batch that was begun and not ended once more, and validates by that number.
             progress.ready = done + 1
+            # GradientAccumulationScheduler sets it when an epoch begins, and wants 1 before; this one goes on.
+            trainer.accumulate_grad_batches = self._accumulates
             rank, world_size = trainer.global_rank, trainer.world_size
             if not random_numbers.restore(self._random, rank, world_size, seed=done):
                 logger.warning("random numbers: new seeds, since this rank or the world size is another: at=%d", done)
@@ -246,6 +255,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
             "callbacks": {one.state_key: kept for one in others if (kept := one.state_dict())},
             "precision": trainer.precision_plugin.state_dict(),
             "hooks": lightning_hooks.collect(trainer, self),
+            "accumulates": trainer.accumulate_grad_batches,
         }
 
     def _restore(self, trainer: Any, progress: dict[str, Any]) -> None:
@@ -256,6 +266,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
                 f"a state for {progress['world_size']} ranks in a world of {trainer.world_size}"
             )
         lightning_hooks.restore(trainer, self, progress["hooks"])
+        self._accumulates = progress["accumulates"]
         trainer.fit_loop.load_state_dict(progress["loops"])
         for config, kept in zip(trainer.lr_scheduler_configs, progress["schedulers"], strict=True):
             config.scheduler.load_state_dict(kept)
@@ -295,6 +306,15 @@ class _FromFile:
         """Leave it to Lightning, which has loaded the model and goes on with the rest."""
         self.is_chosen = True
         logger.warning("restored by Lightning: batches=%d", step)
+
+
+def _refuse_callbacks(callbacks: Sequence[Any]) -> None:
+    for one in callbacks:
+        if any(base.__name__ in REFUSED_CALLBACKS for base in type(one).__mro__):
+            raise ValueError(
+                f"callbacks: want none that unfreezes parameters when an epoch begins, got {type(one).__name__}: "
+                "after a fault in the epoch they would stay frozen; set requires_grad by the epoch in training_step"
+            )
 
 
 def _progress_of(trainer: Any) -> Any:
