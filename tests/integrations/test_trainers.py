@@ -1,6 +1,7 @@
 """What cannot go on exactly is refused when training begins; what can goes on from a file of the framework's own."""
 
 import contextlib
+import copy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +12,11 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch import Trainer as LightningTrainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import Trainer, TrainingArguments
 
+from unbroken import memory
 from unbroken.integrations import huggingface, lightning
 from unbroken.integrations.samples import GlobalBatches
 
@@ -81,9 +83,8 @@ def fit(
     """Train one epoch with Lightning."""
     quiet = dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary", "logger"), False)
     callbacks = [lightning.Resume(call, batches=batches), *more]
-    trainer = LightningTrainer(
-        accelerator="cpu", devices=1, max_epochs=1, callbacks=callbacks, default_root_dir=folder, **quiet, **options
-    )
+    options = {"max_epochs": 1, **quiet, **options}
+    trainer = LightningTrainer(accelerator="cpu", devices=1, callbacks=callbacks, default_root_dir=folder, **options)
     trainer.fit(Module(), loader)
 
 
@@ -202,6 +203,63 @@ def test_second_training_in_one_call_is_refused(tmp_path: Path, framework: str) 
         train()
     call.iteration = 1
     train()
+
+
+class Kept:
+    """Checkpoints in the memory of this process alone."""
+
+    kept: tuple[int, dict[str, Any]] | None = None
+
+    def __init__(self, **options: Any) -> None:
+        """Take any options."""
+
+    def load(self, state: dict[str, Any]) -> int | None:
+        """Give back what was saved last."""
+        if Kept.kept is None:
+            return None
+        step, saved = Kept.kept
+        for name, one in state.items():
+            if hasattr(one, "load_state_dict"):
+                one.load_state_dict(copy.deepcopy(saved[name]))
+            else:
+                state[name] = saved[name]
+        return step
+
+    def save(self, state: dict[str, Any], step: int) -> None:
+        """Keep it."""
+        values = {name: one.state_dict() if hasattr(one, "state_dict") else one for name, one in state.items()}
+        Kept.kept = (step, copy.deepcopy(values))
+
+
+class Breaking(Callback):  # type: ignore[misc]  # the package brings no types here
+    """Raises once so many batches were trained."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        """Count."""
+        self.left -= 1
+        if self.left == 0:
+            raise RuntimeError("broken")
+
+
+def test_gradients_are_accumulated_after_a_fault_as_the_epoch_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GradientAccumulationScheduler sets it when an epoch begins, and has no state."""
+    monkeypatch.setattr(memory, "Checkpointer", Kept)
+    monkeypatch.setattr(Kept, "kept", None)
+    seen: list[list[int | None]] = []
+    for breaks_after in (100, 18, 100):
+        if breaks_after == 18:
+            Kept.kept = None
+        call, batches = Call(), GlobalBatches(40, 4)
+        more = [GradientAccumulationScheduler({0: 2, 1: 5}), Breaking(breaks_after)]
+        with contextlib.suppress(RuntimeError):
+            fit(call, tmp_path, DataLoader(DATA, batch_sampler=batches), batches, more=more, max_epochs=2)
+        seen.append([step for step in call.steps if step is not None])
+    assert seen == [[2, 4, 6, 8, 10, 15, 20], [2, 4, 6, 8, 10, 15], [20]]
 
 
 class Naming(Callback):  # type: ignore[misc]  # the package brings no types here

@@ -110,6 +110,8 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         self._trainer: Any = None
         self._begun_at = 0
         self._random: Any = None
+        self._accumulates = 1
+        """Batches of one step, as the epoch that is restored has begun."""
         self._data: dict[str, Any] = {}
         """State of the LightningDataModule, as it was before the next batch was fetched."""
 
@@ -178,6 +180,8 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         if self._random is not None:
             # Lightning counts a batch that was begun and not ended once more, and validates by that number.
             progress.ready = done + 1
+            # GradientAccumulationScheduler sets it when an epoch begins, and wants 1 before; this one goes on.
+            trainer.accumulate_grad_batches = self._accumulates
             rank, world_size = trainer.global_rank, trainer.world_size
             if not random_numbers.restore(self._random, rank, world_size, seed=done):
                 logger.warning("random numbers: new seeds, since this rank or the world size is another: at=%d", done)
@@ -251,6 +255,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
             "precision": trainer.precision_plugin.state_dict(),
             "hooks": lightning_hooks.collect(trainer, self),
             "data": self._data,
+            "accumulates": trainer.accumulate_grad_batches,
         }
 
     def _restore(self, trainer: Any, progress: dict[str, Any]) -> None:
@@ -260,6 +265,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
                 f"train_dataloader: want GlobalBatches as batch_sampler for a world of another size, got a loader with "
                 f"a state for {progress['world_size']} ranks in a world of {trainer.world_size}"
             )
+        self._accumulates = progress["accumulates"]
         trainer.fit_loop.load_state_dict(progress["loops"])
         for config, kept in zip(trainer.lr_scheduler_configs, progress["schedulers"], strict=True):
             config.scheduler.load_state_dict(kept)
