@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.integration.sidecar.launch.test_launcher_processes import AgentDouble, Begin, python, start
 from tests.processes import is_gone
 from tests.waiting import wait_until
@@ -177,3 +178,14 @@ def test_an_image_without_torch_is_unknown_and_trains(start: Begin, image: dict[
     assert {each.verdict for each in findings} == {Verdict.UNKNOWN}
     assert all(each.message.startswith("torch cannot be imported: ModuleNotFoundError: ") for each in findings)
     train(agent)
+
+
+@pytest.mark.gpu
+def test_a_pod_with_gpus_tests_each_of_them(start: Begin, image: dict[str, str]) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs GPUs, got none")
+    num_gpus = torch.cuda.device_count()
+    agent = begin(start, image, "well", UNBROKEN_PREFLIGHT_DEVICES=str(num_gpus))
+    found = {each.check: (each.verdict, each.message) for each in found_by(agent).findings}
+    assert found[MATMUL] == (Verdict.OK, f"{num_gpus + 1} tests passed")
+    assert {verdict for verdict, _ in found.values()} == {Verdict.OK}, found
