@@ -107,7 +107,7 @@ def test_an_image_whose_preflight_fails_everywhere_trains_and_costs_no_pod(bench
             status = await bench.wait_training(
                 NAME, "what holds", lambda status: "false alarm" in condition_of(status, "NodesHealthy")[1]
             )
-            assert "the preflight of 2 pods has failed" in condition_of(status, "NodesHealthy")[1]
+            assert "the preflight of 2 of 2 pods has failed" in condition_of(status, "NodesHealthy")[1]
             assert status["restarts"]["total"] == 0
             assert sorted(await roles(bench)) == [f"{NAME}-0", f"{NAME}-1"]
 

@@ -59,7 +59,8 @@ def settle_health(job: JobState, now_s: float) -> float:
     }
     domains = {uid: _domain(job, uid) for uid in table.strikes}
     blame = assess(table.strikes, domains, believed, recent, len(table.blames_s))
-    of_preflight = assess_preflights(table.failed, believed, _failed_lately(table, now_s), len(table.blames_s))
+    lately = _failed_lately(table, now_s)
+    of_preflight = assess_preflights(table.failed, len(table.preflights), believed, lately, len(table.blames_s))
     _note(table, replace(blame, held="; ".join(filter(None, (blame.held, of_preflight.held)))))
     for uid in believed:
         if uid not in table.strikes and uid not in table.failed:
@@ -81,6 +82,7 @@ def settle_health(job: JobState, now_s: float) -> float:
         if uid not in members.unfit and _may_blame(job, members.by_uid[uid], strike, now_s):
             table.failed_s[uid] = now_s
             _blame(job, uid, strike, now_s)
+            break  # One, and no other one soon.
     return min(due_s, default=math.inf)
 
 

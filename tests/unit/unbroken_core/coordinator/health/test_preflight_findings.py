@@ -15,6 +15,7 @@ from unbroken_core.vocabulary.reasons import Cause, JobPhase, Rung
 
 WRONG = Finding(MATMUL, "cuda:0", Verdict.FATAL, message="bfloat16: 12 of 16777216 products are wrong")
 TEXT = "preflight-matmul on cuda:0 is fatal: bfloat16: 12 of 16777216 products are wrong"
+SOUND = Finding(MATMUL, "", Verdict.OK)
 FEWER = Finding(DEVICES, "", Verdict.FATAL, message="want 8 GPUs, got 7")
 SILENT = Finding(MATMUL, "cuda:0", Verdict.UNKNOWN, "no-answer", message="no end within 40 s")
 ODD = Finding(LOOPBACK, "", Verdict.SUSPECT, message="rank 0: its process was ended by SIGSEGV")
@@ -126,7 +127,7 @@ def test_an_image_that_fails_everywhere_moves_nothing_and_replaces_no_pod() -> N
     assert (status.phase, [pod.pod for pod in status.pods if pod.unfit]) == (JobPhase.RUNNING, [])
     assert status.health is not None
     assert status.health.held == (
-        "the preflight of 6 pods has failed within 60 min, which may be a false alarm: no ranks move for it, "
+        "the preflight of 6 of 6 pods has failed, which may be a false alarm: no ranks move for it, "
         "and no pod is replaced"
     )
 
@@ -148,7 +149,7 @@ def test_a_spare_whose_preflight_has_failed_is_replaced_once_an_hour() -> None:
     status = bench.status()
     assert [pod.pod for pod in status.pods if pod.unfit] == []
     assert status.health is not None
-    assert status.health.held.startswith("the preflight of 2 pods has failed within 60 min")
+    assert status.health.held.startswith("the preflight of 1 more pod has failed within 60 min")
     bench.tick(BUDGET_S)
     assert [pod.pod for pod in bench.status().pods if pod.unfit] == ["p3"]
 
@@ -206,9 +207,29 @@ def test_only_what_is_fatal_and_of_a_preflight_speaks_against_a_pod() -> None:
 
 def test_one_pod_is_blamed_for_its_preflight_and_no_other_one_soon() -> None:
     one, two = {"a": strike()}, {"a": strike(), "b": strike()}
-    assert assess_preflights({}, (), ()).held == ""
-    assert assess_preflights(one, (), ()).blamed == one
-    assert assess_preflights(two, ("a",), ("a",)).blamed == one
-    assert assess_preflights(two, (), ()).blamed == {}
-    assert assess_preflights({"b": strike()}, (), ("a",)).blamed == {}
-    assert assess_preflights(one, (), (), MAX_BLAMED).held.endswith("no more for now")
+    assert assess_preflights({}, 0, (), ()).held == ""
+    assert assess_preflights(one, 1, (), ()).blamed == one
+    assert assess_preflights(two, 4, (), ()).blamed == two
+    assert assess_preflights(two, 3, (), ()).blamed == {}
+    assert assess_preflights(two, 4, ("a",), ("a",)).blamed == one
+    assert assess_preflights({"b": strike()}, 4, (), ("a",)).blamed == {}
+    assert assess_preflights(one, 4, (), (), MAX_BLAMED).held.endswith("no more for now")
+
+
+def test_of_two_pods_that_have_failed_among_many_one_is_replaced_in_an_hour() -> None:
+    bench = FormingBench(replace(ACTS, spares=3))
+    for number in range(5):
+        actions = bench.come(f"p{number}", WRONG if number < 2 else SOUND)
+    assert {pod: ranks for pod, ranks in bench.plan(actions).items() if ranks != SPARE} == {"p2": [0, 1], "p3": [2, 3]}
+    bench.all_are(RUNNING, 0, "p2", "p3")
+    bench.live(1.0)
+    assert [pod.pod for pod in bench.status().pods if pod.unfit] == ["p0"]
+    lose(bench, "p0")
+    bench.come("p5", SOUND)
+    health = bench.status().health
+    assert health is not None
+    assert health.held == (
+        "the preflight of 1 more pod has failed within 60 min after one had to move: no other one does for it"
+    )
+    bench.tick(BUDGET_S)
+    assert [pod.pod for pod in bench.status().pods if pod.unfit] == ["p1"]
