@@ -127,7 +127,7 @@ chart-test: $(STAMP) ## Test the chart with helm (fetched if missing), and on th
 
 dashboards-test: $(STAMP) ## Test alerts with promtool, and each panel on a Prometheus that scrapes a job with faults; needs both, and fails without
 	$(WITH_HELM) UNBROKEN_REQUIRE=helm,prometheus \
-	    $(PYTEST) tests/integration/chart/test_alert_rules.py tests/e2e/test_e2e_dashboards.py --junitxml=$(REPORT) $(ARGS)
+	    $(PYTEST) tests/integration/chart/test_alert_rules.py tests/e2e/dashboards/test_e2e_dashboards.py --junitxml=$(REPORT) $(ARGS)
 
 e2e: $(STAMP) ## Run the end-to-end tests (on real API servers, too, where UNBROKEN_TEST_KUBECONFIGS names some)
 	$(PYTEST) -n 3 tests/e2e --junitxml=$(REPORT) $(ARGS)
@@ -159,10 +159,10 @@ pictures: $(STAMP) ## Draw the dashboards of a small fleet that breaks for 8 min
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.fleet --helm "$$(tools/get-helm.sh)" $(ARGS)
 
 live-page: $(STAMP) ## Draw the live page of a job that breaks three times: docs/live-page.png; needs chromium
-	PYTHONPATH=$(CURDIR) $(BIN)/python -m tools.live_page_picture docs/live-page.png
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tools.recordings.live_page_picture docs/live-page.png
 
 rendezvous-kill: $(STAMP) ## Kill the rendezvous in the middle of a recovery, and record that the training continues: docs/rendezvous-kill.svg
-	PYTHONPATH=$(CURDIR) $(BIN)/python -m tools.rendezvous_kill --svg docs/rendezvous-kill.svg
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tools.recordings.rendezvous_kill --svg docs/rendezvous-kill.svg
 
 ##@ Cleaning
 .PHONY: clean

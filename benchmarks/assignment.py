@@ -149,7 +149,7 @@ class Reference:
     """The driver's process."""
 
     def __init__(self, python: Path) -> None:
-        driver = Path(__file__).with_name("assignment_reference.py")
+        driver = Path(__file__).parent / "systems" / "assignment_reference.py"
         self._process = subprocess.Popen(
             [str(python), "-W", "ignore", str(driver)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

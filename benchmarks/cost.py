@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from cost_feed import MODELS, Cluster, Measured, Settings, read_rows, read_settings, scenario_of
-from cost_pages import write_pages
 from lost_time import KINDS, SYSTEMS
+from reports.cost_feed import MODELS, Cluster, Measured, Settings, read_rows, read_settings, scenario_of
+from reports.cost_pages import write_pages
 from unbroken_cli.sizing.fields import refuse
 from unbroken_cli.sizing.reading import read_scenario
 from unbroken_cli.sizing.study import Runs, estimate, run_many, shares

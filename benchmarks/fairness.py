@@ -29,7 +29,7 @@ from typing import Any
 import aiohttp
 
 from control_plane import Bench, Operator, Pods, Row, install_crd, job_spec
-from fairness_rendezvous import KINDS, address_of
+from systems.fairness_rendezvous import KINDS, address_of
 from unbroken_operator.adapters.errors import KubeConflict, KubeError, KubeNotFound
 from unbroken_operator.adapters.informer import Informer
 from unbroken_operator.adapters.kube import Kube, collection_path
@@ -136,7 +136,7 @@ async def operator(bench: Bench) -> AsyncIterator[tuple[Operator, int]]:
 @contextlib.asynccontextmanager
 async def hostile_rendezvous() -> AsyncIterator[None]:
     """Run the process with the hostile ones."""
-    program = Path(__file__).with_name("fairness_rendezvous.py")
+    program = Path(__file__).parent / "systems" / "fairness_rendezvous.py"
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(program), NETWORK, stdout=asyncio.subprocess.PIPE
     )

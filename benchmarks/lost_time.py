@@ -43,10 +43,10 @@ from typing import IO
 
 import psutil
 
-from lost_time_job import HARD_S, SOFT_S, VARIABLE, WORLD_SIZE, Job, Mark, read_marks, write_mark
-from lost_time_terms import PHASES, TERMS, Row, mean_step_s, recoveries
 from recovery import end_session, peer_python
-from recovery_peers import free_ports
+from reports.lost_time_terms import PHASES, TERMS, Row, mean_step_s, recoveries
+from systems.lost_time_job import HARD_S, SOFT_S, VARIABLE, WORLD_SIZE, Job, Mark, read_marks, write_mark
+from systems.recovery_peers import free_ports
 
 HERE = Path(__file__).resolve().parent
 SYSTEMS = (
@@ -70,14 +70,14 @@ KNOWN = {
 
 def commands(job: Job) -> list[list[str]]:
     """Return what is started for a job; the first one's end is the job's."""
-    script = str(HERE / "lost_time_job.py")
+    script = str(HERE / "systems" / "lost_time_job.py")
     is_lost = job.fault == "pod-lost"
     if job.system == "recreate":
-        return [[sys.executable, str(HERE / "lost_time_recreate.py")]]
+        return [[sys.executable, str(HERE / "systems" / "lost_time_recreate.py")]]
     if job.system.startswith("unbroken"):
         return [[sys.executable, "-m", "unbroken", "run", *_own_options(job), script]]
     if job.system == "nvrx":
-        return [[str(peer_python()), str(HERE / "lost_time_nvrx.py")]]
+        return [[str(peer_python()), str(HERE / "systems" / "lost_time_nvrx.py")]]
     if job.system == "ft_launcher":
         launcher = [str(peer_python()), "-m", "nvidia_resiliency_ext.fault_tolerance.launcher"]
         timeout_s = SOFT_S if job.fault == "hang" else 120.0

@@ -54,7 +54,7 @@ def run_job(num_bytes: int, num_faults: int, is_loud: bool) -> list[dict[str, An
         }  # fmt: skip
         output = None if is_loud else subprocess.DEVNULL
         process = subprocess.Popen(
-            [sys.executable, "-m", "unbroken", "run", *options, str(HERE / "memory_restart_job.py")],
+            [sys.executable, "-m", "unbroken", "run", *options, str(HERE / "systems" / "memory_restart_job.py")],
             env=environment, stdout=output, stderr=output, start_new_session=True, cwd=folder,
         )  # fmt: skip
         try:

@@ -24,8 +24,8 @@ import tempfile
 from pathlib import Path
 
 from recovery import end_session
-from recovery_marks import Scenario, read_marks, recoveries_ms
-from recovery_report import Row, to_json, to_table
+from reports.recovery_marks import Scenario, read_marks, recoveries_ms
+from reports.recovery_report import Row, to_json, to_table
 
 HERE = Path(__file__).resolve().parent
 SYSTEMS = ("unbroken", "unbroken-alone", "torchrun")
@@ -34,7 +34,10 @@ JOB_TIMEOUT_S = 900.0
 
 def command(system: str, kind: str, size: int, num_faults: int) -> list[str]:
     """Return the command of a job."""
-    script = [str(HERE / "process_rung_script.py"), kind if system != "torchrun" or kind != "wrapped" else "plain"]
+    script = [
+        str(HERE / "systems" / "process_rung_script.py"),
+        kind if system != "torchrun" or kind != "wrapped" else "plain",
+    ]
     if system == "torchrun":
         torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent)) or "torchrun"
         options = ["--standalone", f"--nproc-per-node={size}", f"--max-restarts={num_faults}"]

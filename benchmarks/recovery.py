@@ -32,8 +32,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from recovery_marks import HANGS, HARD_S, SOFT_S, Scenario, read_marks, recoveries_ms
-from recovery_report import Row, to_json, to_table
+from reports.recovery_marks import HANGS, HARD_S, SOFT_S, Scenario, read_marks, recoveries_ms
+from reports.recovery_report import Row, to_json, to_table
 
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parent / ".cache" / "recovery"
@@ -85,9 +85,9 @@ def command(job: Job) -> list[str]:
             options += ["--spares", "1"]
         if job.kind == "kill":
             options += ["--rungs", "in-process,world", "--min-pods", "1", "--max-replacements", "0"]
-        return [sys.executable, "-m", "unbroken", "run", *options, str(HERE / "recovery_unbroken.py")]
+        return [sys.executable, "-m", "unbroken", "run", *options, str(HERE / "systems" / "recovery_unbroken.py")]
     python = sys.executable if job.system == "floor" else str(peer_python())
-    return [python, str(HERE / "recovery_peers.py"), job.system, str(job.size)]
+    return [python, str(HERE / "systems" / "recovery_peers.py"), job.system, str(job.size)]
 
 
 def run(job: Job, is_loud: bool) -> list[float]:

@@ -148,7 +148,13 @@ def job(size: int, ranks_per_pod: int, folder: Path, is_encrypted: bool) -> Iter
         }
         member_environment |= {"BENCH_CA": str(folder / "authority"), "BENCH_SERVER_NAME": name}
         url, context = f"https://localhost:{port}/v1/status", client_context(certificates.authority)
-    command = [sys.executable, str(HERE / "rendezvous_members.py"), str(port), str(size), str(ranks_per_pod)]
+    command = [
+        sys.executable,
+        str(HERE / "systems" / "rendezvous_members.py"),
+        str(port),
+        str(size),
+        str(ranks_per_pod),
+    ]
     with started("unbroken.rendezvous", environment, folder / "rendezvous.log") as rendezvous:
         wait_for(lambda: answers(url, context), rendezvous)
         members = subprocess.Popen(
@@ -206,7 +212,7 @@ def _median(costs: Iterable[Cost]) -> Cost:
 
 def torch_rounds(size: int) -> list[float]:
     """Return the seconds of torch's first and next round with this number of members."""
-    command = [sys.executable, str(HERE / "rendezvous_torch.py"), str(size)]
+    command = [sys.executable, str(HERE / "systems" / "rendezvous_torch.py"), str(size)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     found: list[float] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -437,6 +437,22 @@ JOB_BOARD = Board(
                 "Devices, links and storage; a slow rank counts as degraded, or as suspect where it may move.",
                 colors=VERDICTS,
             ),
+            Panel(
+                "lines",
+                "Log rules that spoke",
+                "short",
+                one(job("sum by (rule) (increase(unbroken_log_rule_spoken_total{}[$__rate_interval]))"), "{{rule}}"),
+                "A line matched, or one that was expected did not come.",
+                width=12,
+            ),
+            Panel(
+                "lines",
+                "Output that no log rule saw",
+                "Bps",
+                one(job("sum by (pod) (rate(unbroken_log_rules_skipped_bytes_total{}[$__rate_interval]))"), "{{pod}}"),
+                "It was too much. Lines that are expected count as seen meanwhile.",
+                width=12,
+            ),
         ),
         "Pods": (
             Panel(

@@ -11,8 +11,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.e2e.dashboards.scraping import discover, prometheus, scrape_configs
 from tests.e2e.e2e_bench import Bench, CommandError, Json, job, make_bench
-from tests.e2e.scraping import discover, prometheus, scrape_configs
 
 WORKLOAD = Path(__file__).with_name("workload.py")
 DISCOVERY_PAUSE_S = 1.0

@@ -41,6 +41,7 @@ FAILED_BEFORE = (
     308055,
     320328,
     320387,
+    330202,
 )
 """Seeds that have shown a fault of the product or of the simulation once, and are run every time."""
 

@@ -5,7 +5,7 @@ keeper -> worker   Reserved or NoRoom; Found; Fetched or NotFetched; Done
 
 Agent and keeper talk on pipes, which no trainer reaches: the keeper is the agent's child.
 
-agent -> keeper    Copying, Certificate, Buddies, Restarting; all that holds, anew to each keeper
+agent -> keeper    Copying, Certificate, Buddies, Restarting, Unranked; all that holds, anew to each keeper
 keeper -> agent    Counted, Holds, CertificateRequest; each whenever it has changed
 """
 
@@ -228,7 +228,14 @@ class Restarting:
     iteration: int
 
 
+@dataclass(frozen=True)
+class Unranked:
+    """The plan of this iteration gives this pod no rank: nothing is restored here, so there is nothing to wait for."""
+
+    iteration: int
+
+
 ToKeeper = Union[Reserve, Sealed, Find, FetchShard, Loaded, Measured, Written]
 FromKeeper = Union[Reserved, NoRoom, Found, Fetched, NotFetched, Done]
-OfAgent = Union[Copying, Certificate, Buddies, Restarting]
+OfAgent = Union[Copying, Certificate, Buddies, Restarting, Unranked]
 ToAgent = Union[Counted, Holds, CertificateRequest]

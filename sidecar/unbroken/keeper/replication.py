@@ -2,7 +2,8 @@
 
 agent  Copying      ->  a key is made, and a listener opened      ->  CertificateRequest
        Certificate  ->  connections of others are accepted
-       Restarting  ->  senders pause, until a worker says what was restored
+       Restarting  ->  copies pause, until a worker says what was restored
+       Unranked    ->  ... or no worker of this pod will
        Buddies      ->  senders to those who keep this pod's copies; copies are taken, and dropped
 """
 
@@ -22,7 +23,7 @@ from unbroken.keeper.peer_link import Identity, Pause
 from unbroken.keeper.peer_places import MAX_MEMBERS
 from unbroken.keeper.pinning import Order, Pins
 from unbroken.keeper.telling import Telling
-from unbroken_core.pod.memory_messages import Copying, OfAgent, Restarting
+from unbroken_core.pod.memory_messages import Copying, OfAgent, Restarting, Unranked
 from unbroken_core.protocol.messages import Buddies, Certificate, CertificateRequest
 from unbroken_core.protocol.settings import MAX_RANKS_PER_POD
 from unbroken_core.vocabulary.checkpoints import MAX_COPIES_TOLD, Key, Peer
@@ -70,6 +71,8 @@ class Replication:
                 self._settle()
             case Restarting(iteration=iteration):
                 self._pause.begin(iteration)
+            case Unranked(iteration=iteration):
+                self._pause.end(iteration)
             case _:
                 assert_never(message)
 

@@ -20,7 +20,7 @@ from tests.answers import ask
 from tests.integration.cli.kubectl_standin import kubectl_standin
 from tests.integration.cli.page_job import TOKEN, PageJob, page_job
 from tests.waiting import LIMIT_S, wait_until
-from tools.browser import Browser, BrowserError, Tab, find_chromium
+from tools.recordings.browser import Browser, BrowserError, Tab, find_chromium
 
 from unbroken.run.loopback_block import LoopbackBlock
 from unbroken_cli.page_proxy.server import PageAnswer, PageProxy

@@ -1,4 +1,4 @@
-"""The controller of `benchmarks/lost_time_recreate.py`: what it decides, and a small run on a cluster of processes."""
+"""The controller that recreates all pods (`lost_time_recreate.py`): what it decides, and a small run on a cluster."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def pod(phase: str, *, is_going: bool = False) -> dict[str, Any]:
 )
 def test_all_pods_of_a_job_run_or_none(monkeypatch: pytest.MonkeyPatch, pods: list[Any], step: str) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from lost_time_recreate import next_step
+    from systems.lost_time_recreate import next_step
 
     assert next_step(pods, 2).value == step
 

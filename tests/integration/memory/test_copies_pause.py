@@ -12,8 +12,12 @@ from tests.waiting import wait_until
 
 from unbroken.keeper.copies import Receiving
 from unbroken.keeper.copy_sender import CopySender
+from unbroken.keeper.counting import Counting
 from unbroken.keeper.digests import read_slot_head
 from unbroken.keeper.peer_link import PAUSE_S, STALL_S, Pause
+from unbroken.keeper.replication import Replication
+from unbroken.keeper.telling import Telling
+from unbroken_core.pod.memory_messages import Restarting, Unranked
 from unbroken_core.pod.memory_slots import CONTENT_OFFSET, Moment, SlotState
 
 from .copying import CopyPod, make_pods
@@ -105,6 +109,17 @@ def test_what_is_said_again_or_late_begins_no_pause() -> None:
     pause.end(6)
     pause.begin(5)
     pause.wait()
+
+
+def test_a_keeper_goes_on_once_no_worker_of_its_pod_will_restore(pair: tuple[CopyPod, CopyPod]) -> None:
+    owner, _holder = pair
+    replication = Replication(owner.arena._config, owner.arena, Telling(owner.arena, owner.root), Counting(1 << 20))
+    replication._pause._limit_s = LONG_S
+    for iteration in (3, 4):
+        replication.obey(Restarting(iteration), lambda _request: None)
+        assert replication._pause._until_s > 0
+        replication.obey(Unranked(iteration + 1), lambda _request: None)
+        replication._pause.wait()
 
 
 def test_a_holder_stands_back_while_it_receives_and_only_then(

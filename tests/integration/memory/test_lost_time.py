@@ -85,8 +85,8 @@ def test_every_second_from_the_last_step_to_the_next_new_one_is_in_one_term(
     monkeypatch: pytest.MonkeyPatch, more: list[tuple[str, int, int, float]], terms: dict[str, float], is_known: bool
 ) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from lost_time_job import Mark
-    from lost_time_terms import TERMS, Recovery, recoveries
+    from reports.lost_time_terms import TERMS, Recovery, recoveries
+    from systems.lost_time_job import Mark
 
     marks = [Mark(name, step, rank, round(at_s * 10**9)) for name, step, rank, at_s in [*WORDS, *more]]
     want = {term: float(terms.get(term, 0)) for term in TERMS}
@@ -97,8 +97,8 @@ def test_every_second_from_the_last_step_to_the_next_new_one_is_in_one_term(
 
 def test_a_step_is_timed_where_nothing_came_between(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from lost_time_job import Mark
-    from lost_time_terms import mean_step_s
+    from reports.lost_time_terms import mean_step_s
+    from systems.lost_time_job import Mark
 
     words = [
         ("step", 4, 0, 10), ("step", 4, 1, 11), ("saved", 4, 0, 11), ("step", 5, 0, 12), ("fault", 6, 1, 13),

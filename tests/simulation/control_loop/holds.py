@@ -292,13 +292,19 @@ class Holds:
         world = self.world
         most = self._most_pods()
         num = len(self._present())
-        if num <= most or not self._is_undisturbed() or world.now_s < self.quota_until_s:
+        is_excused = not self._is_undisturbed() or world.now_s < self.quota_until_s or self._is_gathering()
+        if num <= most or is_excused:
             self._surplus_since_s = None
             return
         if self._surplus_since_s is None:
             self._surplus_since_s = world.now_s
         if world.now_s - self._surplus_since_s > SURPLUS_S:
             raise Violation(f"{num} pods since {self._surplus_since_s:.0f} s, at most {most} are wanted")
+
+    def _is_gathering(self) -> bool:
+        """Whether a rendezvous of a job that has run does not know yet who has which rank: nobody can be spared."""
+        coordinator = self.world.coordinator
+        return coordinator is not None and coordinator._job.world.iteration < 0 and bool(self.world.entries)
 
     def _check_recovered(self) -> None:
         world = self.world

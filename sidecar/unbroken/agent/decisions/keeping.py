@@ -7,7 +7,8 @@ with another key of the job the rendezvous signs with another one.
 """
 
 from unbroken.agent.decisions.events import Action, KeeperAsked, KeeperStarted, SendToKeeper, SendToRendezvous
-from unbroken_core.pod.memory_messages import Copying, OfAgent, Restarting
+from unbroken.agent.decisions.instructions import Instructions
+from unbroken_core.pod.memory_messages import Copying, OfAgent, Restarting, Unranked
 from unbroken_core.protocol.messages import Buddies, Certificate, CertificateRequest
 
 
@@ -46,19 +47,26 @@ class Keeping:
         else:
             self._certificate = message
 
-    def settle(self, is_accepted: bool, interrupted: int | None = None) -> list[Action]:
-        """Return what is due. `interrupted`: the iteration that is over, while no plan follows it; else None."""
+    def settle(self, is_accepted: bool, restart: Restarting | Unranked | None = None) -> list[Action]:
+        """Return what is due. `restart`: how far it is for this pod, if that matters to copies."""
         if self._copying is None or not self._is_running:
             return []
         actions: list[Action] = []
         if self._copying.copies > 0 and is_accepted and self._request is not None and not self._is_asked:
             self._is_asked = True
             actions.append(SendToRendezvous(self._request))
-        over = Restarting(interrupted) if interrupted is not None and self._copying.copies > 0 else None
-        for message in (over, self._copying, self._certificate, self._buddies):
+        for message in (restart if self._copying.copies > 0 else None, self._copying, self._certificate, self._buddies):
             if message is None or (self._copying.copies == 0 and type(message) not in self._told):
                 continue
             if self._told.get(type(message)) != message:
                 self._told[type(message)] = message
                 actions.append(SendToKeeper(message))
         return actions
+
+
+def restart_of(instructions: Instructions) -> Restarting | Unranked | None:
+    """Return what a keeper has to know of a restart that goes on, if any; it sees when its own ranks restore."""
+    plan = instructions.plan
+    if plan is not None and instructions.is_plan_in_force:
+        return Unranked(plan.iteration) if all(part.rank is None for part in plan.ranks) else None
+    return Restarting(instructions.interrupted) if instructions.interrupted >= 0 else None

@@ -57,7 +57,7 @@ from unbroken.agent.decisions.hang_detection import (
     step_ago_s,
 )
 from unbroken.agent.decisions.instructions import Instructions
-from unbroken.agent.decisions.keeping import Keeping
+from unbroken.agent.decisions.keeping import Keeping, restart_of
 from unbroken.agent.decisions.log_lines import LogLines
 from unbroken.agent.decisions.orders import Orders
 from unbroken.agent.decisions.own_fault import confirm_faults, interrupt_early
@@ -414,9 +414,7 @@ class PodMember:
         if self.settings.log_rules and self.log_lines.note_entries(self.places, self.workers, now_s):
             self._note_health()
         actions += self._report(now_s)
-        instructions = self.instructions
-        is_between = instructions.interrupted >= 0 and not instructions.is_plan_in_force
-        actions += self._keeping.settle(self.is_accepted, instructions.interrupted if is_between else None)
+        actions += self._keeping.settle(self.is_accepted, restart_of(self.instructions))
         actions += self._end(now_s)
         return actions
 

@@ -95,13 +95,13 @@ def test_a_keeper_with_copies_is_told_once_of_each_iteration_that_is_over_until_
     keeping = started()
     keeping.welcome(1)
     keeping.settle(True)
-    assert keeping.settle(True, 3) == [SendToKeeper(Restarting(3))]
-    assert keeping.settle(True, 3) == []
+    assert keeping.settle(True, Restarting(3)) == [SendToKeeper(Restarting(3))]
+    assert keeping.settle(True, Restarting(3)) == []
     assert keeping.settle(True) == []
-    assert keeping.settle(False, 4) == [SendToKeeper(Restarting(4))]
+    assert keeping.settle(False, Restarting(4)) == [SendToKeeper(Restarting(4))]
     # One that was killed meanwhile finds the restart still going on, or over.
     keeping.note_keeper(KeeperStarted())
-    assert keeping.settle(True, 4) == [SendToKeeper(Restarting(4)), SendToKeeper(Copying(1))]
+    assert keeping.settle(True, Restarting(4)) == [SendToKeeper(Restarting(4)), SendToKeeper(Copying(1))]
     keeping.note_keeper(KeeperStarted())
     assert keeping.settle(True) == [SendToKeeper(Copying(1))]
 
@@ -109,4 +109,4 @@ def test_a_keeper_with_copies_is_told_once_of_each_iteration_that_is_over_until_
 def test_a_keeper_without_copies_is_told_of_no_restart() -> None:
     keeping = started()
     keeping.welcome(0)
-    assert keeping.settle(True, 3) == []
+    assert keeping.settle(True, Restarting(3)) == []

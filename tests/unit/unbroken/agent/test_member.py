@@ -30,7 +30,7 @@ from unbroken.agent.decisions.events import (
     WorkerReported,
 )
 from unbroken.agent.decisions.member import PodMember
-from unbroken_core.pod.memory_messages import Restarting
+from unbroken_core.pod.memory_messages import Restarting, Unranked
 from unbroken_core.pod.pod_messages import (
     UNKNOWN_EXIT,
     Attach,
@@ -309,6 +309,17 @@ def test_keeper_that_copies_hears_of_an_interruption_after_the_workers_and_of_no
     leaves = [SendToWorker(rank, Leave(0, Cause.EXCEPTION, 3, "boom")) for rank in (0, 1)]
     assert pod.hear(interrupt(0)) == [*leaves, SendToKeeper(Restarting(0))]
     assert not any(isinstance(action, SendToKeeper) for action in pod.hear(plan(1)))
+
+
+def test_keeper_of_a_pod_without_a_rank_waits_for_no_restore() -> None:
+    pod = Pod()
+    pod.run()
+    pod.step(Connected(), RendezvousSent(Welcome(PROTOCOL, 1, 5.0, copies=1)), KeeperStarted())
+    assert SendToKeeper(Restarting(0)) in pod.hear(interrupt(0))
+    spare = replace(plan(1), ranks=tuple(replace(part, rank=None) for part in plan(1).ranks))
+    assert SendToKeeper(Unranked(1)) in pod.hear(spare)
+    assert SendToKeeper(Unranked(1)) in pod.step(KeeperStarted())
+    assert SendToKeeper(Restarting(1)) in pod.hear(interrupt(1))
 
 
 def test_worker_that_does_not_leave_in_hard_minus_soft_is_ended_and_named() -> None:

@@ -21,7 +21,7 @@ BENCHMARKS = ROOT / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
 if TYPE_CHECKING:
-    from cost_feed import Settings
+    from reports.cost_feed import Settings
 
 pytestmark = pytest.mark.timeout(600)
 TERMS = ("progress", "checkpoint", "redo", "detect", "restart", "waiting")
@@ -62,7 +62,7 @@ def settings_value() -> Any:
 
 
 def settings() -> "Settings":
-    from cost_feed import read_settings
+    from reports.cost_feed import read_settings
 
     return read_settings(settings_value())
 
@@ -122,7 +122,7 @@ ROWS_THAT_ARE_REFUSED = [
 
 @pytest.mark.parametrize(("change", "message"), ROWS_THAT_ARE_REFUSED)
 def test_rows_that_cannot_be_are_one_line_with_the_field(change: Callable[[Any], Any], message: str) -> None:
-    from cost_feed import read_rows
+    from reports.cost_feed import read_rows
 
     value = rows()
     changed = change(value)
@@ -142,7 +142,7 @@ def test_rows_that_cannot_be_are_one_line_with_the_field(change: Callable[[Any],
     ],
 )
 def test_what_is_no_json_is_refused(data: bytes, message: str) -> None:
-    from cost_feed import read_rows
+    from reports.cost_feed import read_rows
 
     with pytest.raises(InputError, match=message):
         read_rows(data, "mine")
@@ -166,7 +166,7 @@ def test_what_is_no_json_is_refused(data: bytes, message: str) -> None:
     ],
 )
 def test_settings_that_cannot_be_are_one_line_with_the_field(change: Callable[[Any], Any], message: str) -> None:
-    from cost_feed import read_settings
+    from reports.cost_feed import read_settings
 
     value = settings_value()
     change(value)
@@ -175,7 +175,7 @@ def test_settings_that_cannot_be_are_one_line_with_the_field(change: Callable[[A
 
 
 def test_restarts_are_what_was_measured_and_what_a_cluster_adds() -> None:
-    from cost_feed import MODELS, Cluster, read_rows, scenario_of
+    from reports.cost_feed import MODELS, Cluster, read_rows, scenario_of
 
     value = rows()
     place = next(index for index, one in enumerate(value) if (one["system"], one["fault"]) == ("recreate", "pod-lost"))
@@ -196,7 +196,7 @@ def test_restarts_are_what_was_measured_and_what_a_cluster_adds() -> None:
 
 
 def test_a_hang_costs_the_timeout_of_a_cluster() -> None:
-    from cost_feed import MODELS, Cluster, read_rows, scenario_of
+    from reports.cost_feed import MODELS, Cluster, read_rows, scenario_of
 
     measured = read_rows(json.dumps(rows()).encode(), "rows")
 
@@ -210,7 +210,7 @@ def test_a_hang_costs_the_timeout_of_a_cluster() -> None:
 
 
 def test_checkpoints_are_made_as_often_as_is_best_for_each() -> None:
-    from cost_feed import MODELS, Cluster, read_rows, scenario_of
+    from reports.cost_feed import MODELS, Cluster, read_rows, scenario_of
 
     measured = read_rows(json.dumps(rows()).encode(), "rows")
 
@@ -361,7 +361,7 @@ def test_options_that_cannot_be_are_one_line(
     ],
 )
 def test_a_page_says_how_its_figures_came_to_be(measured: dict[str, Any], words: str) -> None:
-    from cost_pages import run_words
+    from reports.cost_pages import run_words
 
     said = run_words({"measured": {"cpus": 2, "minutes": 11.0, **measured}, "runs": 10, "duration_s": 86400.0})
     assert re.search(words, " ".join(said.split()))
@@ -369,7 +369,7 @@ def test_a_page_says_how_its_figures_came_to_be(measured: dict[str, Any], words:
 
 
 def test_stored_figures_are_those_of_the_pages(tmp_path: Path) -> None:
-    from cost_pages import PARTS, PICTURES, with_parts
+    from reports.cost_pages import PARTS, PICTURES, with_parts
 
     file = ROOT / "docs" / "cost" / "cost.json"
     data = json.loads(file.read_text()) if file.exists() else None

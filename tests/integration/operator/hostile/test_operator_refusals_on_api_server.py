@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from tests.clusters import kubeconfig_of
+from tests.integration.operator.operator_bench import install_crd
 
 from unbroken_operator.adapters.errors import KubeRefused
 from unbroken_operator.adapters.kube import Kube, collection_path
@@ -11,7 +12,6 @@ from unbroken_operator.api import layout
 from unbroken_operator.decisions.admission import InvalidSpec, admit
 
 from . import bad_manifests
-from .operator_bench import install_crd
 
 
 async def refusal(kube: Kube, job: bad_manifests.JsonObject) -> str:

@@ -1,6 +1,6 @@
 """Draw the live page of a real job that has lost a pod, a process and a batch: docs/live-page.png. Wants chromium.
 
-`make live-page`; PYTHONPATH=. python -m tools.live_page_picture FILE
+`make live-page`; PYTHONPATH=. python -m tools.recordings.live_page_picture FILE
 """
 
 import json
@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-from tools.browser import Browser, BrowserError, find_chromium
-from tools.local_job import LocalJob, RecordingError, local_job
+from tools.recordings.browser import Browser, BrowserError, find_chromium
+from tools.recordings.local_job import LocalJob, RecordingError, local_job
 
 SCRIPT = Path(__file__).with_name("live_page_job.py")
 MAX_BYTES = 200_000

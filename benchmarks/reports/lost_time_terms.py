@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lost_time_job import WORLD_SIZE, Mark
+from systems.lost_time_job import WORLD_SIZE, Mark
 
 TERMS = ("progress", "checkpoint", "redo", "detect", "restart", "waiting")
 """Of the identity. Nothing is suspended here, and nothing is left open."""

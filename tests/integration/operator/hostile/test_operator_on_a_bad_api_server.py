@@ -7,13 +7,13 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from tests.integration.operator.operator_bench import Bench, bench, operator
 from tests.waiting import LIMIT_S, eventually
 
 from unbroken_operator.adapters.kube import collection_path
 from unbroken_operator.api import layout
 
 from .bad_api_server import BadApiServer, Call, Cut, Held, Lost, Status, Trouble
-from .operator_bench import Bench, bench, operator
 
 pytestmark = pytest.mark.parametrize("kubeconfig", [pytest.param("full", marks=pytest.mark.cluster)], indirect=True)
 

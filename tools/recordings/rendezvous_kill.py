@@ -1,8 +1,8 @@
 """Kill a worker, and in the middle of the recovery the rendezvous, and show that the training goes on.
 
-`make rendezvous-kill`; PYTHONPATH=. python -m tools.rendezvous_kill [--svg FILE]. The job is real: `unbroken run`,
-three pods of a worker and a spare, torch over gloo. Exit code 0 when every step was applied exactly once, and all
-workers but the killed one trained in the same process from the first step to the last.
+`make rendezvous-kill`; PYTHONPATH=. python -m tools.recordings.rendezvous_kill [--svg FILE]. The job is real:
+`unbroken run`, three pods of a worker and a spare, torch over gloo. Exit code 0 when every step was applied exactly
+once, and all workers but the killed one trained in the same process from the first step to the last.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from tools.local_job import LIMIT_S, LocalJob, RecordingError, local_job
+from tools.recordings.local_job import LIMIT_S, LocalJob, RecordingError, local_job
 
 SCRIPT = Path(__file__).with_name("rendezvous_kill_job.py")
 OPTIONS = ("--job", "demo", "--pods", "3", "--spares", "1")
@@ -130,7 +130,7 @@ def judge(place: Path, code: int, console: Console) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tools.rendezvous_kill", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.recordings.rendezvous_kill", description=__doc__)
     parser.add_argument("--svg", type=Path, help="also write a picture of it to this file")
     options = parser.parse_args(arguments)
     console = Console(record=True, width=132, highlight=False)

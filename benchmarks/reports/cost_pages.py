@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cost_picture import measured_picture, sized_picture
-from lost_time_terms import PHASES, TERMS
+from reports.cost_picture import measured_picture, sized_picture
+from reports.lost_time_terms import PHASES, TERMS
 from unbroken_cli.sizing.formulas import daly_ettr
 from unbroken_core.vocabulary.errors import InputError
 

@@ -1,6 +1,6 @@
 """Rendezvous that mean harm, in a process of their own: one address for each kind. `fairness.py` starts it.
 
-    python benchmarks/fairness_rendezvous.py NETWORK
+    python benchmarks/systems/fairness_rendezvous.py NETWORK
 
 NETWORK is the first three bytes of their addresses, such as 127.77.78.
 

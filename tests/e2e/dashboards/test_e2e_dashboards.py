@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.e2e.e2e_bench import Bench, job
 from tests.integration.chart.test_chart import CHART, helm_or_skip
 from tests.waiting import eventually
 
-from .e2e_bench import Bench, job
 from .scraping import Prometheus, discover, prometheus, scrape_configs
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.parametrize("bench", ["local"], indirect=True)]
@@ -82,6 +82,7 @@ async def break_a_job(bench: Bench, server: Prometheus, targets: Path) -> None:
     document = job(NAME, command, replicas=2, ranksPerPod=2, spares={"count": 1}, memory=memory)
     # Of fewer than four ranks nobody is slow; a window takes half the time of a heartbeat, or longer.
     document["spec"]["health"] = {"stragglers": {"windowSeconds": 5}}
+    document["spec"]["health"]["logRules"] = [{"name": "storage", "pattern": "retrying read", "verdict": "slow"}]
     # Nothing hangs here: each fault more would be counted.
     document["spec"]["timeouts"] |= {"softSeconds": 30, "hardSeconds": 40, "heartbeatSeconds": 20}
     pod = document["spec"]["template"]["spec"]

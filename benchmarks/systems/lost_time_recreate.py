@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 
-from lost_time_job import WORLD_SIZE, Job, Mark, read_marks, write_mark
-from recovery_peers import free_ports
+from systems.lost_time_job import WORLD_SIZE, Job, Mark, read_marks, write_mark
+from systems.recovery_peers import free_ports
 from unbroken_core.conventions.images import image_of
 from unbroken_local.kube import Json
 from unbroken_local.kube.client import ApiError, KubeClient, retry

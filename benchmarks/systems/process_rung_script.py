@@ -8,7 +8,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from recovery_marks import SETTLE_S, Scenario, mark
+from reports.recovery_marks import SETTLE_S, Scenario, mark
 from unbroken import inprocess
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from lost_time_terms import TERMS
+from reports.lost_time_terms import TERMS
 from unbroken_cli.drawings import TIME_COLOURS
 
 Json = Mapping[str, Any]

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lost_time_job import HARD_S, SOFT_S, WORLD_SIZE, Job, Mark, Trainer, write_mark
-from recovery_peers import LONG, free_ports, join, shut_gloo_sockets
+from systems.lost_time_job import HARD_S, SOFT_S, WORLD_SIZE, Job, Mark, Trainer, write_mark
+from systems.recovery_peers import LONG, free_ports, join, shut_gloo_sockets
 from unbroken.inprocess.connections.reverse_lookups import stop_reverse_lookups
 
 

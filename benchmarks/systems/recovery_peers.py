@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from recovery_marks import HANGS, HARD_S, SETTLE_S, SOFT_S, Scenario, after_first_collective, mark
+from reports.recovery_marks import HANGS, HARD_S, SETTLE_S, SOFT_S, Scenario, after_first_collective, mark
 from unbroken.inprocess.connections.reverse_lookups import stop_reverse_lookups
 
 DOCUMENTED_GLOO_TIMEOUT = datetime.timedelta(seconds=10)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lost_time import KINDS, SYSTEMS
-from lost_time_job import SOFT_S
-from lost_time_terms import PHASES, TERMS
+from reports.lost_time_terms import PHASES, TERMS
+from systems.lost_time_job import SOFT_S
 from unbroken_cli.sizing.fields import Fields, refuse
 from unbroken_cli.sizing.formulas import daly_interval_s, poisson_quantile
 from unbroken_core.vocabulary.errors import InputError

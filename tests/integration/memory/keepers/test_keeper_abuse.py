@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.integration.memory.conftest import LivePod
 from tests.waiting import wait_until
 
 from unbroken.keeper.arena import Arena
@@ -20,8 +21,6 @@ from unbroken.memory.client import KeeperClient
 from unbroken_core.pod.memory_messages import KEEPER_SOCKET, MAX_LINE_BYTES, Counted, Find, Found, ToAgent
 from unbroken_core.pod.memory_slots import digests_name
 from unbroken_core.protocol import wire
-
-from .conftest import LivePod
 
 PEER = {"uid": "u", "host": "127.0.0.1", "port": 1}
 SHARD = {"peer": PEER, "rank": 0, "world_size": 1, "term": 1, "iteration": 0, "step": 1}

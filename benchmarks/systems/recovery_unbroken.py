@@ -5,7 +5,7 @@ import os
 import torch
 import torch.distributed as dist
 
-from recovery_marks import Scenario, after_first_collective
+from reports.recovery_marks import Scenario, after_first_collective
 from unbroken import inprocess
 
 
