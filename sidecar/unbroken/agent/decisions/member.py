@@ -34,6 +34,7 @@ from unbroken.agent.decisions.events import (
     LauncherLost,
     LauncherReported,
     LinesReported,
+    PreflightReported,
     Remember,
     RendezvousSent,
     SendToLauncher,
@@ -207,7 +208,7 @@ class PodMember:
                 self.reporter.held = held
             case KeeperStarted() | KeeperAsked():
                 self._keeping.note_keeper(event)
-            case WatchReported() | WatchLost():
+            case WatchReported() | WatchLost() | PreflightReported():
                 self._watching.note(event)
                 self._note_health()
             case Terminated():
@@ -227,7 +228,7 @@ class PodMember:
             self._note_health()
 
     def _note_health(self) -> None:
-        """Report what the watch has found, and what log rules say is slow."""
+        """Report what watch and preflight have found, and what log rules say is slow."""
         found, slow = self._watching.health, self.log_lines.findings
         if slow:
             watched = Health(()) if found is None else found
