@@ -1,15 +1,16 @@
 """What many runs say: ratios, where the time goes, what one more spare or another interval is worth."""
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from unbroken_cli.sizing.faults import TICKS, draw_faults
-from unbroken_cli.sizing.formulas import daly_ettr, daly_interval_s, poisson_quantile
+from unbroken_cli.sizing.formulas import Batch, batched_quantile, daly_ettr, daly_interval_s
 from unbroken_cli.sizing.placement import make_placement
-from unbroken_cli.sizing.scenario import LOSING, Scenario, Tier
+from unbroken_cli.sizing.scenario import LOSING, Scenario, Scope, Tier
 from unbroken_cli.sizing.simulation import NO_FAULT, TERMS, Outcome, Term, cause_names, simulate
 from unbroken_cli.sizing.spreads import Floats, Scaled
 
@@ -293,16 +294,21 @@ def answer(
 
 
 def nodes_out_p99(scenario: Scenario) -> int:
-    """Return how many nodes are out at any moment, 99th percentile: faults times repair, as a Poisson number."""
-    mean = 0.0
+    """Return how many nodes are out at any moment, 99th percentile: faults times repair, each with all that it hits."""
+    domains = Counter(scenario.domains())
+    racks: Counter[int] = Counter()
+    for domain, nodes in domains.items():
+        racks[scenario.rack_of(domain)] += nodes
+    sizes = {Scope.DOMAIN: Counter(domains.values()), Scope.SWITCH: Counter(racks.values())}
+    means: defaultdict[Batch, float] = defaultdict(float)
     for fault in scenario.faults:
         if fault.repair is not None and fault.takes_nodes:
-            size = {"domain": scenario.nodes_per_domain, "switch": scenario.total_nodes / scenario.num_racks}
             losing = sum(share for rung, share in fault.rungs if rung in LOSING)
-            mean += (
-                losing * scenario.rate_per_s(fault) * fault.repair.mean_s * size.get(fault.scope.value, 1) * fault.share
-            )
-    return poisson_quantile(mean, 0.99)
+            mean = losing * scenario.rate_per_s(fault) * fault.repair.mean_s
+            # A unit is hit the likelier the more nodes it has.
+            for size, count in sizes.get(fault.scope, {1: scenario.total_nodes}).items():
+                means[Batch(size, fault.share)] += mean * size * count / scenario.total_nodes
+    return batched_quantile(means, 0.99, scenario.total_nodes)
 
 
 def _tier_for_all(scenario: Scenario) -> Tier | None:
