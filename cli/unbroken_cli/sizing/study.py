@@ -16,6 +16,8 @@ from unbroken_cli.sizing.spreads import Floats, Scaled
 
 RATIOS = ("ettr", "ettr_capacity", "goodput_allocated")
 IDLE = "idle spares"
+MAX_STOPS_LOOKED_AT = 1_000_000
+"""In one run, of checkpoints at another interval than the asked one."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,10 @@ class BestInterval:
     every_s: float
     """As it is."""
     best_s: float | None
-    """By simulation; None: no fault goes back to this tier, or its checkpoints cost nothing."""
+    """By simulation; None: no fault goes back to this tier, or its checkpoints cost nothing.
+
+    Where it is so short that other tiers' checkpoints would be too many to simulate, it is Daly's.
+    """
     daly_s: float | None
     """Daly's estimate, for the faults that go back to it."""
 
@@ -197,7 +202,10 @@ def best_interval(base: Runs, index: int, seed: int) -> BestInterval:
         return BestInterval(tier.name, tier.every_s, None, None)
     daly_s = max(daly_interval_s(1 / rate, tier.blocking_s), tier.blocking_s * 1.01)
     intervals = [max(daly_s * factor, tier.blocking_s * 1.001) for factor in (0.4, 0.65, 1.0, 1.6, 2.5)]
-    losses = [_loss(with_tier(scenario, index, replace(tier, every_s=each)), seed, base) for each in intervals]
+    others = [with_tier(scenario, index, replace(tier, every_s=each)) for each in intervals]
+    if any(other.expected_stops > max(MAX_STOPS_LOOKED_AT, scenario.expected_stops) for other in others):
+        return BestInterval(tier.name, tier.every_s, daly_s, daly_s)
+    losses = [_loss(other, seed, base) for other in others]
     rows = np.array([[1 / each, each, 1.0] for each in intervals])
     falling, rising, _rest = np.linalg.lstsq(rows, np.array(losses), rcond=None)[0].tolist()
     best_s = math.sqrt(falling / rising) if falling > 0 and rising > 0 else daly_s
