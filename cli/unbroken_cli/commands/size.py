@@ -177,11 +177,14 @@ def _metrics_text(source: str) -> str:
     try:
         if source.startswith(("http://", "https://")):
             with urllib.request.urlopen(source, timeout=_TIMEOUT_S) as response:
-                data: bytes = response.read(_MAX_METRICS_BYTES)
+                data: bytes = response.read(_MAX_METRICS_BYTES + 1)
         else:
             with Path(source).open("rb") as file:
-                data = file.read(_MAX_METRICS_BYTES)
+                data = file.read(_MAX_METRICS_BYTES + 1)
     except (OSError, ValueError, urllib.error.URLError) as error:
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
         raise CommandError(f"--from-metrics {source}: {reason}") from error
+    if len(data) > _MAX_METRICS_BYTES:
+        # What is cut off may be buckets, and the histogram another one without them.
+        raise InputError(f"--from-metrics {source}: want at most {_MAX_METRICS_BYTES} bytes")
     return data.decode(errors="replace")

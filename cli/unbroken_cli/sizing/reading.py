@@ -44,7 +44,7 @@ def read_scenario(value: Any, measured: Mapping[str, Distribution] | None = None
     """
     top = Fields("", value, ("job", "spares", "lemons", "faults", "checkpoints", "restart"))
     scenario = _with_spares(_job(Fields("job", top.raw("job"), _JOB)), top)
-    detect = (measured or {}).get("detect")
+    detect = None if measured is None else measured.get("detect", Fixed(0.0))
     faults = tuple(_fault(f"faults[{index}]", item, detect) for index, item in enumerate(top.items("faults")))
     tiers = tuple(_tier(f"checkpoints[{index}]", item) for index, item in enumerate(top.items("checkpoints")))
     if len(tiers) > MAX_TIERS:

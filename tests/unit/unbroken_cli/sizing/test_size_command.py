@@ -288,3 +288,28 @@ def test_a_job_is_asked_for_its_recoveries(
 def test_metrics_that_make_no_sense_are_refused(line: str) -> None:
     with pytest.raises(InputError, match=r"^m: "):
         measured_spreads(line, "m")
+
+
+def test_metrics_of_which_a_part_would_be_left_out_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what was too long the rest was dropped without a word, slow buckets with it."""
+    text = _metrics({"stop": [0.02] * 50 + [200.0] * 50})
+    with pytest.raises(
+        InputError, match=r"^m: want at most 200000 lines, got 200\d\d\d; take those of unbroken_recovery"
+    ):
+        measured_spreads("# a line\n" * 200_000 + text, "m")
+    file = tmp_path / "metrics"
+    file.write_text(text)
+    monkeypatch.setattr(size, "_MAX_METRICS_BYTES", len(text) - 1)
+    assert size.main([str(LLAMA_3), "--quick", "--from-metrics", str(file)]) == 2
+    assert capsys.readouterr().err == f"unbroken size: --from-metrics {file}: want at most {len(text) - 1} bytes\n"
+
+
+def test_a_phase_that_was_never_measured_counts_as_nothing_also_where_it_is_detection() -> None:
+    spreads, notes = measured_spreads(_metrics({"stop": [0.2] * 50}), "m")
+    assert "m: phase detect was never measured, and counts as 0 s" in notes
+    value = small()
+    del value["faults"][0]["detect"]
+    found = read_scenario(value, spreads)
+    assert [fault.detect.mean_s for fault in found.faults[:2]] == [0.0, 1.0]
