@@ -22,7 +22,7 @@ class _Loader(yaml.SafeLoader):
         """Return the tag of a node."""
         if kind is yaml.ScalarNode and implicit[0] and _NO_NUMBER.fullmatch(value):
             return "tag:yaml.org,2002:str"
-        return str(super().resolve(kind, value, implicit))  # type: ignore[no-untyped-call]
+        return str(super().resolve(kind, value, implicit))  # type: ignore[no-untyped-call]  # PyYAML types no resolvers
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^{_NUMBER.pattern}$"), list("-+0123456789."))
