@@ -63,7 +63,7 @@ def parse(arguments: list[str] | None = None) -> Config:
     _check(options)
     return Config(
         namespaces=tuple(dict.fromkeys(options.namespace or ())),
-        kubeconfig=_kubeconfig(options.kubeconfig),
+        kubeconfig=kubeconfig_of(options.kubeconfig),
         sidecar_image=options.sidecar_image,
         metrics_listen=_address("--metrics-listen", options.metrics_listen),
         liveness_listen=_address("--liveness", options.liveness),
@@ -313,7 +313,8 @@ def _lease(text: str | None) -> LeaseName | None:
     return LeaseName(namespace, name)
 
 
-def _kubeconfig(option: str | None) -> str | None:
+def kubeconfig_of(option: str | None) -> str | None:
+    """Return the file of an option, or what holds without it; None for the service account. Raises InputError."""
     path = option or os.environ.get("KUBECONFIG") or None
     if path is None and not os.environ.get("KUBERNETES_SERVICE_HOST"):
         path = "~/.kube/config"

@@ -1,7 +1,12 @@
-"""Nodes of a job are emptied through the Eviction API, with and without the budgets of examples/."""
+"""Nodes of a job are emptied: through the Eviction API, with and without budgets, and by NVSentinel."""
 
 import asyncio
+import contextlib
 import json
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
 
 import pytest
 import yaml
@@ -112,5 +117,56 @@ def test_a_drain_waits_for_moves_under_the_budgets_and_an_eviction_without_them_
             recovery = last["lastRecovery"]
             assert (recovery["cause"], recovery["pod"]) == ("pod-leaving", evicted["metadata"]["name"])
             assert last["iteration"] == replaced["iteration"] + 1
+
+    asyncio.run(scenario())
+
+
+@contextlib.contextmanager
+def drain_plugin(bench: Bench) -> Iterator[None]:
+    """Run the program that serves DrainRequests."""
+    command = [sys.executable, "-m", "unbroken_operator.drains", "--namespace", NAME, "--every-seconds", "1"]
+    log = bench.cluster.folder / "drains.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [*command, "--kubeconfig", str(bench.cluster.kubeconfig)], stdout=file, stderr=subprocess.STDOUT
+        )
+        try:
+            yield
+        finally:
+            process.terminate()
+            assert process.wait(30) == 0, log.read_text()
+
+
+def test_a_drain_request_moves_the_ranks_and_is_complete_when_the_pod_is_gone(bench: Bench) -> None:
+    async def scenario() -> None:
+        document = job(NAME, ["sleep", "6000"], spares={"count": 1}, restart={"rungs": [{"name": "pod", "limit": 9}]})
+        admin, kubectl = Administrator(bench), bench.cluster.kubectl
+        async with bench.namespace(NAME):
+            await kubectl("apply", "-f", str(ROOT / "charts" / "unbroken" / "files" / "drainrequests.yaml"))
+            await bench.apply(NAME, document)
+            await admin.sees("a job at full strength", 0)
+            active = await admin.the("role", "active")
+            name, node = active["metadata"]["name"], active["spec"]["nodeName"]
+            # The namespace outlives the test, and one that is complete is never looked at again.
+            name_of_request = f"drain-{uuid.uuid4().hex[:8]}"
+            request: Json = {"apiVersion": "nvsentinel.nvidia.com/v1alpha1", "kind": "DrainRequest"}
+            request |= {
+                "metadata": {"name": name_of_request},
+                "spec": {"nodeName": node, "podsToDrain": {NAME: [name]}},
+            }
+            with drain_plugin(bench):
+                await bench.apply(NAME, request)
+                moved = await admin.sees("ranks that have moved", 1)
+                assert moved["restarts"] == {"total": 1, "byRung": {"pod": 1}, "byCause": {"pod-leaving": 1}}
+
+                async def is_complete() -> bool:
+                    text = await kubectl("get", "drainrequest", name_of_request, "-n", NAME, "-o", "json")
+                    conditions = (json.loads(text).get("status") or {}).get("conditions") or ()
+                    return [(item["type"], item["status"]) for item in conditions] == [("DrainComplete", "True")]
+
+                await eventually(is_complete, "a request that is complete", pause_s=KUBECTL_PAUSE_S)
+            with pytest.raises(CommandError, match="not found"):
+                await kubectl("get", "pod", name, "-n", NAME)
+            assert (await admin.sees("nothing else", 1))["restarts"]["total"] == 1
 
     asyncio.run(scenario())

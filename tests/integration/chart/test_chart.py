@@ -205,7 +205,8 @@ def test_the_roles_grant_what_the_operator_asks_for_at_its_start_and_nothing_els
     assert granted == set(wanted)
 
 
-async def _service_account_kubeconfig(kube: Kube, admin: Path, namespace: str, name: str, target: Path) -> None:
+async def service_account_kubeconfig(kube: Kube, admin: Path, namespace: str, name: str, target: Path) -> None:
+    """Write a kubeconfig with the rights of a service account."""
     path = f"{collection_path('serviceaccounts', namespace)}/{name}/token"
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": []}}
     answer = await kube.create(path, request)
@@ -291,7 +292,7 @@ def test_the_operator_does_its_work_with_the_charts_service_account(helm: str, s
                 deployment = await made.kube.get(f"/apis/apps/v1/namespaces/{made.namespace}/deployments/{release}")
                 account = deployment["spec"]["template"]["spec"]["serviceAccountName"]
                 limited = tmp_path / "service-account.kubeconfig"
-                await _service_account_kubeconfig(made.kube, admin, made.namespace, account, limited)
+                await service_account_kubeconfig(made.kube, admin, made.namespace, account, limited)
                 arguments = ["--all-namespaces"] if scope == "Cluster" else ["--namespace", made.namespace]
                 arguments += ["--lease", f"{made.namespace}/{release}", "--job-network-policies", made.namespace]
                 with tools.operator(made, *arguments, kubeconfig=limited) as running:

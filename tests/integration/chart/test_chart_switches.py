@@ -67,6 +67,8 @@ CASES: dict[str, tuple[str, ...]] = {
         "quarantine.maxNodes=3",
         "quarantine.domainLabel=topology.kubernetes.io/zone",
     ),
+    "drains": ("drains.enabled=true", "drains.patienceSeconds=60"),
+    "drains-without-crd": ("drains.enabled=true", "drains.crd=false", "drains.namespace=faults", "rbac.create=false"),
     "without-service": ("metrics.service=false",),
     "lease-readers": ("rbac.leaseReaders={team-a}",),
     "own-account": ("serviceAccount.create=false", "serviceAccount.name=mine", "rbac.create=false"),
