@@ -64,8 +64,8 @@ _USUAL |= {
     MemoryStatus: {"across": "", "disk_step": -1, "disk_every": 0, "disk_problem": ""},
     messages.PodStatus: {"unfit": ""},
     messages.Hello: {"checkpoint_s": 0.0, "step_ago_s": 0.0},
-    messages.Report: {"checkpoint_s": 0.0, "paces": (), "step_ago_s": 0.0},
-    messages.Heartbeat: {"checkpoint_s": 0.0, "paces": (), "step_ago_s": 0.0},
+    messages.Report: {"checkpoint_s": 0.0, "paces": (), "step_ago_s": 0.0, "checkpoint_after_s": 0.0},
+    messages.Heartbeat: {"checkpoint_s": 0.0, "paces": (), "step_ago_s": 0.0, "checkpoint_after_s": 0.0},
     messages.TimeSpent: {"checkpoint_s": 0.0},
     messages.JobStatus: {"health": None},
 }

@@ -51,6 +51,7 @@ from unbroken.agent.decisions.events import (
 from unbroken.agent.decisions.fence import Contact, explain, longest_absence_s
 from unbroken.agent.decisions.hang_detection import (
     attach_patience_s,
+    checkpoint_after_s,
     checkpoint_s,
     note_absent,
     note_hangs,
@@ -460,6 +461,7 @@ class PodMember:
     def _report(self, now_s: float) -> list[Action]:
         workers = self.workers
         self.reporter.checkpoint_s = checkpoint_s(self.places, workers)
+        self.reporter.checkpoint_after_s = checkpoint_after_s(self.places, workers)
         self.reporter.step_ago_s = step_ago_s(self.places, workers, now_s)
         self.reporter.paces = tuple(place.pace for place in self.places if place.pace is not None)
         if self.reporter.is_hello_due:
