@@ -1,7 +1,8 @@
 """What cannot go on exactly is refused when training begins; what can goes on from a file of the framework's own."""
 
 import contextlib
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch import Trainer as LightningTrainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import BackboneFinetuning, GradientAccumulationScheduler, ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import Trainer, TrainingArguments
 
+from unbroken import memory
 from unbroken.integrations import huggingface, lightning
 from unbroken.integrations.samples import GlobalBatches
 
@@ -26,6 +28,7 @@ class Call:
 
     def __init__(self, rank: int = 0, world_size: int = 1) -> None:
         self.state = SimpleNamespace(active_rank=rank, active_world_size=world_size)
+        self.iteration = 0
         self.steps: list[int | None] = []
         self.num_checkpoints = 0
 
@@ -69,13 +72,19 @@ class Module(LightningModule):  # type: ignore[misc]  # the package brings no ty
 DATA = TensorDataset(torch.arange(40.0).repeat(2, 1).T / 40)
 
 
-def fit(call: Any, folder: Path, loader: Any, batches: GlobalBatches | None = None, **options: Any) -> None:
+def fit(
+    call: Any,
+    folder: Path,
+    loader: Any,
+    batches: GlobalBatches | None = None,
+    more: Sequence[Any] = (),
+    **options: Any,
+) -> None:
     """Train one epoch with Lightning."""
     quiet = dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary", "logger"), False)
-    callbacks = [lightning.Resume(call, batches=batches)]
-    trainer = LightningTrainer(
-        accelerator="cpu", devices=1, max_epochs=1, callbacks=callbacks, default_root_dir=folder, **quiet, **options
-    )
+    callbacks = [lightning.Resume(call, batches=batches), *more]
+    options = {"max_epochs": 1, **quiet, **options}
+    trainer = LightningTrainer(accelerator="cpu", devices=1, callbacks=callbacks, default_root_dir=folder, **options)
     trainer.fit(Module(), loader)
 
 
@@ -154,6 +163,138 @@ def test_files_of_another_world_are_gone_on_from_with_batches_of_this_one(tmp_pa
 def test_batch_size_that_is_looked_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="auto_find_batch_size: want False, got True"):
         huggingface._refuse(make_trainer(tmp_path, auto_find_batch_size=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"accelerator_config": {"use_seedable_sampler": False}}, "accelerator_config: want use_seedable_sampler=True"),
+        (
+            {"train_sampling_strategy": "group_by_length"}
+            if hasattr(TrainingArguments, "train_sampling_strategy")
+            else {"group_by_length": True},
+            "group_by_length",
+        ),
+    ],
+)
+def test_order_that_is_another_one_in_a_resumed_epoch_is_refused(
+    tmp_path: Path, options: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ValueError, match=f"{problem}.*; an epoch that goes on in its middle would have another order"):
+        huggingface._refuse(make_trainer(tmp_path, **options))
+
+
+@pytest.mark.parametrize("framework", ["huggingface", "lightning"])
+def test_second_training_in_one_call_is_refused(tmp_path: Path, framework: str) -> None:
+    """It would go on from the checkpoints of the first."""
+    call: Any = Call()
+
+    def train() -> None:
+        if framework == "lightning":
+            batches = GlobalBatches(40, 4)
+            fit(call, tmp_path, DataLoader(DATA, batch_sampler=batches), batches)
+            return
+        trainer = make_trainer(tmp_path, Regression(), save_strategy="no", max_steps=2, disable_tqdm=True)
+        trainer.train_dataset = [{"x": torch.ones(2), "labels": torch.ones(2)}] * 64
+        huggingface.train(trainer, call)
+
+    train()
+    with pytest.raises(ValueError, match="training: want one in each job, got a second one in the same call"):
+        train()
+    call.iteration = 1
+    train()
+
+
+class Averaging(Callback):  # type: ignore[misc]  # the package brings no types here
+    """Puts other weights into checkpoints, as Lightning's WeightAveraging does."""
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Replace the weights."""
+        checkpoint["mine"], checkpoint["state_dict"] = checkpoint["state_dict"], {}
+
+
+def test_hook_that_replaces_weights_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    call, batches = Call(), GlobalBatches(40, 4)
+    with pytest.raises(ValueError, match=r"Averaging.on_save_checkpoint: want one that adds .* replaces state_dict"):
+        fit(call, tmp_path, DataLoader(DATA, batch_sampler=batches), batches, more=[Averaging()])
+    assert call.steps == []
+
+
+class Kept:
+    """Checkpoints in the memory of this process alone."""
+
+    kept: tuple[int, dict[str, Any]] | None = None
+
+    def __init__(self, **options: Any) -> None:
+        """Take any options."""
+
+    def load(self, state: dict[str, Any]) -> int | None:
+        """Give back what was saved last."""
+        if Kept.kept is None:
+            return None
+        step, saved = Kept.kept
+        for name, one in state.items():
+            if hasattr(one, "load_state_dict"):
+                one.load_state_dict(copy.deepcopy(saved[name]))
+            else:
+                state[name] = saved[name]
+        return step
+
+    def save(self, state: dict[str, Any], step: int) -> None:
+        """Keep it."""
+        values = {name: one.state_dict() if hasattr(one, "state_dict") else one for name, one in state.items()}
+        Kept.kept = (step, copy.deepcopy(values))
+
+
+class Breaking(Callback):  # type: ignore[misc]  # the package brings no types here
+    """Raises once so many batches were trained."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        """Count."""
+        self.left -= 1
+        if self.left == 0:
+            raise RuntimeError("broken")
+
+
+def test_gradients_are_accumulated_after_a_fault_as_the_epoch_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GradientAccumulationScheduler sets it when an epoch begins, and has no state."""
+    monkeypatch.setattr(memory, "Checkpointer", Kept)
+    monkeypatch.setattr(Kept, "kept", None)
+    seen: list[list[int | None]] = []
+    for breaks_after in (100, 18, 100):
+        if breaks_after == 18:
+            Kept.kept = None
+        call, batches = Call(), GlobalBatches(40, 4)
+        more = [GradientAccumulationScheduler({0: 2, 1: 5}), Breaking(breaks_after)]
+        with contextlib.suppress(RuntimeError):
+            fit(call, tmp_path, DataLoader(DATA, batch_sampler=batches), batches, more=more, max_epochs=2)
+        seen.append([step for step in call.steps if step is not None])
+    assert seen == [[2, 4, 6, 8, 10, 15, 20], [2, 4, 6, 8, 10, 15], [20]]
+
+
+def test_callback_that_unfreezes_parameters_is_refused(tmp_path: Path) -> None:
+    batches = GlobalBatches(40, 4)
+    with pytest.raises(ValueError, match="want none that unfreezes parameters when an epoch begins, got Backbone"):
+        fit(Call(), tmp_path, DataLoader(DATA, batch_sampler=batches), batches, more=[BackboneFinetuning()])
+
+
+class Naming(Callback):  # type: ignore[misc]  # the package brings no types here
+    """Adds what could not be read without running code."""
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Add a path."""
+        checkpoint["path"] = Path("x")
+
+
+def test_hook_that_adds_what_could_not_be_read_is_refused_at_the_first_save(tmp_path: Path) -> None:
+    call, batches = Call(), GlobalBatches(40, 4)
+    with pytest.raises(TypeError, match="states of callbacks, hooks and data modules: want tensors, numbers, text"):
+        fit(call, tmp_path, DataLoader(DATA, batch_sampler=batches), batches, more=[Naming()])
 
 
 def test_arguments_of_another_rank_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

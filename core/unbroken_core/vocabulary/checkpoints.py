@@ -81,8 +81,9 @@ class Load:
 
 def is_void(floors: Sequence[Load], iteration: int, term: int, step: int) -> bool:
     """Return whether a checkpoint belongs to a timeline that is over. `floors`: oldest first."""
-    if len(floors) == MAX_FLOORS and (iteration, term, step) < floors[0].of_order:
-        return True  # Older than all that is remembered.
+    # What the loads that are no longer remembered have ended is older than all that later ones went back to.
+    if len(floors) == MAX_FLOORS and (iteration, term, step) < min(load.of_order for load in floors):
+        return True
     return any(load.voids(iteration, term, step) for load in floors)
 
 

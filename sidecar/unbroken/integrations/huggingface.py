@@ -19,7 +19,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from unbroken import inprocess, memory
-from unbroken.integrations import random_numbers, versions
+from unbroken.integrations import one_training, random_numbers, versions
 from unbroken.memory.agreement import all_true
 from unbroken.memory.place import read_every
 
@@ -45,6 +45,7 @@ def train(trainer: Trainer, call: inprocess.CallWrapper, *, every: int | None = 
     Raises ValueError for what cannot be resumed exactly, with what to change.
     """
     _refuse(trainer)
+    one_training.claim(call)
     callback = _Callback(trainer, call, every)
     trainer.add_callback(callback)
     try:
@@ -88,8 +89,22 @@ def _refuse(trainer: Trainer) -> None:
         raise ValueError(
             "auto_find_batch_size: want False, got True; a step must have the same samples after a restart"
         )
+    _refuse_order(trainer)
     if not hasattr(trainer, "_load_from_checkpoint"):
         raise ValueError("transformers: want a release whose Trainer has _load_from_checkpoint, got one without it")
+
+
+def _refuse_order(trainer: Trainer) -> None:
+    """An order that is drawn from the random numbers when an epoch begins is another one when it is resumed."""
+    problem = ""
+    if not trainer.accelerator.use_seedable_sampler:
+        problem = "accelerator_config: want use_seedable_sampler=True, got False"
+    elif getattr(trainer.args, "group_by_length", False):
+        problem = "group_by_length: want False, got True"
+    elif (strategy := str(getattr(trainer.args, "train_sampling_strategy", "random"))) not in ("random", "sequential"):
+        problem = f"train_sampling_strategy: want random or sequential, got {strategy}"
+    if problem:
+        raise ValueError(f"{problem}; an epoch that goes on in its middle would have another order of samples")
 
 
 class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no types here

@@ -19,7 +19,7 @@ from lightning.pytorch.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 
 from unbroken import inprocess, memory
-from unbroken.integrations import random_numbers, versions, whole_files
+from unbroken.integrations import lightning_hooks, one_training, random_numbers, versions, whole_files
 from unbroken.integrations.samples import GlobalBatches
 from unbroken.memory.place import read_every
 
@@ -29,6 +29,10 @@ versions.require("lightning", (2, 5), (2, 6))
 
 STRATEGIES = ("DDPStrategy", "SingleDeviceStrategy")
 """Those whose checkpoints in memory were compared with an uninterrupted run."""
+
+
+REFUSED_CALLBACKS = ("BaseFinetuning",)
+"""Those, and what is derived from them, that change something when an epoch begins and have no state of it."""
 
 
 class Environment(TorchElasticEnvironment):  # type: ignore[misc]  # the package brings no types here
@@ -108,15 +112,21 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         self._trainer: Any = None
         self._begun_at = 0
         self._random: Any = None
+        self._accumulates = 1
+        """Batches of one step, as the epoch that is restored has begun."""
+        self._is_read = False
+        """Whether it was tried that what is saved can be read again."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse what would go on in another way than it was."""
         if stage != "fit":
             return
+        one_training.claim(self._call)
         self._trainer = trainer
         self._measure_saves(trainer)
         if (name := type(trainer.strategy).__name__) not in STRATEGIES:
             raise ValueError(f"Trainer(strategy=...): want ddp or one device, got {name}; write the loop with FSDP2")
+        _refuse_callbacks(trainer.callbacks)
         want = (self._call.state.active_rank, self._call.state.active_world_size)
         if (trainer.global_rank, trainer.world_size) != want:
             raise ValueError(
@@ -171,6 +181,8 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         if self._random is not None:
             # Lightning counts a batch that was begun and not ended once more, and validates by that number.
             progress.ready = done + 1
+            # GradientAccumulationScheduler sets it when an epoch begins, and wants 1 before; this one goes on.
+            trainer.accumulate_grad_batches = self._accumulates
             rank, world_size = trainer.global_rank, trainer.world_size
             if not random_numbers.restore(self._random, rank, world_size, seed=done):
                 logger.warning("random numbers: new seeds, since this rank or the world size is another: at=%d", done)
@@ -181,7 +193,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         if batch_idx % trainer.accumulate_grad_batches == 0:
             if done % self._every == 0:
                 with self._call.atomic():  # a fault elsewhere waits until this rank has saved
-                    self._checkpoints.save(self._state(trainer), done)
+                    self._save(self._state(trainer), done)
             self._call.ping(step=done)
         else:
             self._call.ping()
@@ -208,6 +220,12 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Remember it: what it says of optimizers and progress is restored after `on_fit_start`."""
         self._from_file.checkpoint = checkpoint
+
+    def _save(self, state: dict[str, Any], done: int) -> None:
+        if not self._is_read:
+            _read(state["progress"])  # what cannot be read is told now, and not after the first fault
+            self._is_read = True
+        self._checkpoints.save(state, done)
 
     def _save_at_move(self, step: int) -> None:
         saved = self._at_moves.save(self._state(self._trainer), step)
@@ -236,6 +254,8 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
             "schedulers": [one.scheduler.state_dict() for one in trainer.lr_scheduler_configs],
             "callbacks": {one.state_key: kept for one in others if (kept := one.state_dict())},
             "precision": trainer.precision_plugin.state_dict(),
+            "hooks": lightning_hooks.collect(trainer, self),
+            "accumulates": trainer.accumulate_grad_batches,
         }
 
     def _restore(self, trainer: Any, progress: dict[str, Any]) -> None:
@@ -245,6 +265,8 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
                 f"train_dataloader: want GlobalBatches as batch_sampler for a world of another size, got a loader with "
                 f"a state for {progress['world_size']} ranks in a world of {trainer.world_size}"
             )
+        lightning_hooks.restore(trainer, self, progress["hooks"])
+        self._accumulates = progress["accumulates"]
         trainer.fit_loop.load_state_dict(progress["loops"])
         for config, kept in zip(trainer.lr_scheduler_configs, progress["schedulers"], strict=True):
             config.scheduler.load_state_dict(kept)
@@ -286,18 +308,34 @@ class _FromFile:
         logger.warning("restored by Lightning: batches=%d", step)
 
 
+def _refuse_callbacks(callbacks: Sequence[Any]) -> None:
+    for one in callbacks:
+        if any(base.__name__ in REFUSED_CALLBACKS for base in type(one).__mro__):
+            raise ValueError(
+                f"callbacks: want none that unfreezes parameters when an epoch begins, got {type(one).__name__}: "
+                "after a fault in the epoch they would stay frozen; set requires_grad by the epoch in training_step"
+            )
+
+
 def _progress_of(trainer: Any) -> Any:
     """Return how many batches were made ready, begun and ended over all epochs."""
     return trainer.fit_loop.epoch_loop.batch_progress.total
 
 
 def _write(progress: dict[str, Any]) -> str:
-    """Return text, so that its shape is no part of the checkpoint's. Raises TypeError for what could not be read."""
+    """Return text, so that its shape is no part of the checkpoint's."""
     file = io.BytesIO()
     torch.save(progress, file)
     return base64.b64encode(file.getvalue()).decode()
 
 
 def _read(text: str) -> dict[str, Any]:
-    progress: dict[str, Any] = torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
+    """Return what was written. Raises TypeError for what could not be read without running code of it."""
+    try:
+        progress: dict[str, Any] = torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
+    except Exception as error:
+        raise TypeError(
+            "states of callbacks, hooks and data modules: want tensors, numbers, text, lists and dictionaries, which "
+            f"can be read without running code from a checkpoint: {(str(error).splitlines() or [''])[0][:300]}"
+        ) from error
     return progress

@@ -19,7 +19,7 @@ from torchtitan.tools import filesystem
 from torchtitan.trainer import Trainer
 
 from unbroken import inprocess, memory
-from unbroken.integrations import random_numbers, versions
+from unbroken.integrations import one_training, random_numbers, versions
 from unbroken.memory.agreement import all_true
 from unbroken.memory.disk import steps_on_disk
 from unbroken.memory.place import read_every
@@ -40,6 +40,7 @@ def train(config: Trainer.Config, call: inprocess.CallWrapper, *, every: int | N
     Raises ValueError for a configuration that cannot be resumed exactly, with what to change.
     """
     _refuse(config)
+    one_training.claim(call)
     own = {field.name: getattr(config.checkpoint, field.name) for field in dataclasses.fields(config.checkpoint)}
     checkpoints = MemoryCheckpoints.Config(
         **own | {"enable": True},

@@ -27,8 +27,9 @@ def require(package: str, oldest: tuple[int, int], newest: tuple[int, int]) -> N
 def _version(package: str) -> tuple[int, ...]:
     """Return the first two numbers of its release; none where it has none."""
     try:
-        text = metadata.version(package)[:MAX_SHOWN]
+        # Nothing, in what a broken installation has left.
+        text = (metadata.version(package) or "")[:MAX_SHOWN]
     except metadata.PackageNotFoundError:
         return ()
-    match = re.match(r"([0-9]{1,6})\.([0-9]{1,6})", text)
-    return (int(match[1]), int(match[2])) if match else ()
+    match = re.match(r"([0-9]{1,6})(?:\.([0-9]{1,6}))?(?![0-9!])", text)
+    return (int(match[1]), int(match[2] or 0)) if match else ()

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.optim import Optimizer
 
 from unbroken.memory.agreement import gather
-from unbroken.memory.lazy_state import make_lazy_state
+from unbroken.memory.new_state.lazy_state import LazyState
+from unbroken.memory.new_state.nested import LoadPlanner
 
 logger = logging.getLogger(__name__)
 
@@ -70,13 +70,12 @@ def load_from_disk(folder: Path, state: MutableMapping[str, Any], step: int) -> 
     values = dict(state)
     path = folder / _name(folder, step)
     # torch loads what is there already, and passes over the state that a new optimizer has not made yet.
-    names = _names(path)
-    for name, one in state.items():
-        if isinstance(one, Optimizer) and any(key.startswith(f"{name}.state.") for key in names):
-            make_lazy_state(one)
+    lazy = LazyState(state)
+    lazy.fit(_names(path))
     try:
-        load(values, checkpoint_id=path)
+        load(values, checkpoint_id=path, planner=LoadPlanner())
     except CheckpointException:
+        lazy.drop()
         logger.exception("checkpoint on the disk cannot be read: step=%d folder=%s", step, folder)
         raise
     state.update(values)

@@ -1,7 +1,7 @@
 """Reads one checkpoint out of slots: of the own shard where it suffices, else of all shards that this host has."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,24 @@ class Contents:
                 self._pieces.setdefault((entry.name, entry.offsets), Piece(source, entry))
             for name in source.objects:
                 self._objects.setdefault(name, source)
+
+        self._sources = sources
+
+    @property
+    def paths(self) -> dict[str, tuple[Any, ...]]:
+        """Where objects lie in the dictionaries of the state, by name. Raises UnreadableError.
+
+        Not of what one rank has for itself: where several shards are read, this may be another one.
+        """
+        if not self._sources:
+            return {}
+        found = self._sources[0].paths.items()
+        return {name: path for name, path in found if all(one.paths.get(name) == path for one in self._sources)}
+
+    def unclaimed(self, names: Collection[str]) -> list[str]:
+        """Return what all shards have, and a state with these names has no place for."""
+        of_each = [{*(entry.name for entry in one.layout.entries), *one.objects} for one in self._sources]
+        return sorted(set.intersection(*of_each).difference(names)) if of_each else []
 
     @property
     def metadata(self) -> Metadata:

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadPlan
-from torch.optim import Optimizer
 
 from unbroken.memory.agreement import all_true, gather
 from unbroken.memory.arena import WorkerSlots
 from unbroken.memory.choosing import ReadableCheckpoint, ReadableShard, candidates, with_later
-from unbroken.memory.lazy_state import make_lazy_state
+from unbroken.memory.new_state.lazy_state import LazyState
+from unbroken.memory.new_state.nested import LoadPlanner, with_places
 from unbroken.memory.place import WorkerInfo
 from unbroken.memory.reading import Contents, missing
 from unbroken.memory.remote import Holders, Remote
@@ -42,9 +41,11 @@ class Chosen:
     moment: Moment
     contents: Contents
     plan: LoadPlan
-    planner: DefaultLoadPlanner
+    planner: LoadPlanner
     values: dict[str, Any]
     """Dictionaries of the state, which the plan fills."""
+    unclaimed: list[str]
+    """Names in the checkpoint that the state has no place for."""
 
 
 class Restoration:
@@ -87,19 +88,19 @@ class Restoration:
             for one in self.candidates
             if newer_than is None or (one.moment.step >= newer_than and not one.is_given_up)
         ]
-        if whole:
-            for one in state.values():
-                if isinstance(one, Optimizer):
-                    make_lazy_state(one)
+        lazy = LazyState(state)
         for candidate in whole:
-            chosen = self._try(candidate, state)
+            chosen = self._try(candidate, state, lazy)
             if all_true(chosen is not None):
                 if self._remote.num_bytes:
                     text = "step %d is restored with %d bytes from other pods"
                     logger.info(text, candidate.moment.step, self._remote.num_bytes)
                 self._explain(whole, candidate)
+                if chosen is not None and chosen.unclaimed:
+                    _tell_unclaimed(chosen)
                 return chosen
             self._refused.setdefault(candidate, "another rank cannot read it")
+        lazy.drop()
         self._explain(whole, None)
         return None
 
@@ -118,14 +119,14 @@ class Restoration:
         self._sources.clear()
         self._remote.close()
 
-    def _try(self, candidate: ReadableCheckpoint, state: Mapping[str, Any]) -> Chosen | None:
+    def _try(self, candidate: ReadableCheckpoint, state: Mapping[str, Any], lazy: LazyState) -> Chosen | None:
         """Plan how this rank would read a candidate; None when it cannot."""
         for choice in self._choices(candidate):
             sources: list[Source] = []
             try:
                 # One after the other: what was opened is known, should the next one fail.
                 sources.extend(one() for one in choice)
-                chosen = self._plan(candidate.moment, sources, state)
+                chosen = self._plan(candidate.moment, sources, state, lazy)
             except UnreadableError as error:
                 self._refused[candidate] = self._own[candidate] = str(error)
             else:
@@ -165,11 +166,12 @@ class Restoration:
             yield [*local, *(partial(remote.open, candidate, other) for other in others[:number])]
             number *= 2
 
-    def _plan(self, moment: Moment, sources: Sequence[Source], state: Mapping[str, Any]) -> Chosen:
+    def _plan(self, moment: Moment, sources: Sequence[Source], state: Mapping[str, Any], lazy: LazyState) -> Chosen:
         contents = Contents(sources)
         metadata = contents.metadata
-        values = state_dicts(state)
-        planner = DefaultLoadPlanner()
+        lazy.fit(metadata.state_dict_metadata)
+        values = with_places(state_dicts(state), contents.paths)
+        planner = LoadPlanner()
         planner.set_up_planner(values, metadata)
         try:
             plan = planner.create_local_plan()
@@ -181,7 +183,7 @@ class Restoration:
             raise UnreadableError(lacking)
         # All of it, before anything is overwritten: a state is never half restored.
         contents.verify(plan)
-        return Chosen(moment, contents, plan, planner, values)
+        return Chosen(moment, contents, plan, planner, values, contents.unclaimed(planner.state_dict))
 
     def _open(self, slot: FoundSlot) -> Source:
         if slot not in self._sources:
@@ -206,6 +208,17 @@ class Restoration:
             logger.warning("checkpoint in memory not used: step=%d: %s", one.moment.step, reason)
         if self._is_any and not whole and not self._why_none:
             logger.warning("no checkpoint in memory is whole: shards of other hosts have gone with them")
+
+
+def _tell_unclaimed(chosen: Chosen) -> None:
+    names = ", ".join(chosen.unclaimed[:10])[:1000]
+    logger.warning(
+        "not restored, since the state has no place for it: step=%d names=%d: %s; let a new state have the keys that "
+        "it has when it is saved",
+        chosen.moment.step,
+        len(chosen.unclaimed),
+        names,
+    )
 
 
 def _is_told(restore: Restore | None) -> bool:

@@ -6,12 +6,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from unbroken.memory.layout import Layout, Shape, make_layout
+from unbroken.memory.new_state.lazy_state import needs_closure
+from unbroken.memory.new_state.nested import real_path
+
+PATHS = "unbroken.paths"
+"""Among the objects of a shard: {name: where it lies in the dictionaries of the state}."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +28,7 @@ class Shard:
     layout: Layout
     sources: tuple[torch.Tensor, ...]
     objects: bytes
-    """torch.save of {name: object}."""
+    """torch.save of {name: object}, and PATHS."""
 
 
 class ShardReader:
@@ -39,7 +46,8 @@ class ShardReader:
     def read(self, state: Mapping[str, Any]) -> Shard:
         """Return the shard of this rank. Raises TypeError that names what cannot be restored from memory."""
         planner = DefaultSavePlanner()
-        planner.set_up_planner(state_dicts(state))
+        values = state_dicts(state)
+        planner.set_up_planner(values)
         flat: dict[str, Any] = planner.state_dict
         self.names = planner.mappings
         tensors = {name: one for name, one in flat.items() if isinstance(one, torch.Tensor)}
@@ -49,8 +57,14 @@ class ShardReader:
             plan = planner.create_local_plan()
             self._layout, sources = _lay_out(plan, planner)
             _refuse_unreadable(objects)
+            _refuse_closures(state)
             self._signature = (*signature, *objects)
-        return Shard(self._layout, sources, _dump(objects))
+        paths = {
+            name: tuple(real_path(values, path))
+            for name, path in self.names.items()
+            if name in objects and len(path) > 1 and not isinstance(state[str(path[0])], nn.Module)
+        }
+        return Shard(self._layout, sources, _dump({**objects, PATHS: paths} if paths else objects))
 
 
 def shard_of_plan(plan: SavePlan, planner: SavePlanner) -> Shard:
@@ -129,6 +143,16 @@ def _dump(objects: Mapping[str, Any]) -> bytes:
     file = io.BytesIO()
     torch.save(dict(objects), file)
     return file.getvalue()
+
+
+def _refuse_closures(state: Mapping[str, Any]) -> None:
+    """Raise TypeError for an optimizer that could not be given its state back: now, and not after the first fault."""
+    for name, one in state.items():
+        if isinstance(one, Optimizer) and needs_closure(one):
+            raise TypeError(
+                f"{name}: want an optimizer whose step() needs no closure, got {type(one).__name__}: a new one has no "
+                "place for its state; save what you need of it as tensors, and train without it in the state"
+            )
 
 
 def _refuse_unreadable(objects: Mapping[str, Any]) -> None:

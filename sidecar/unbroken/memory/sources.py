@@ -16,6 +16,7 @@ import torch
 from unbroken.keeper.digests import read_digests
 from unbroken.memory.checksums import wrong_blocks
 from unbroken.memory.layout import Entry, Layout, read_layout
+from unbroken.memory.shard import PATHS
 from unbroken_core.pod.memory_messages import FoundSlot
 from unbroken_core.pod.memory_slots import (
     BLOCK_BYTES,
@@ -48,6 +49,7 @@ class Source:
     _verified: set[int] = field(default_factory=set)
     _layout: Layout | None = None
     _objects: dict[str, Any] | None = None
+    _paths: dict[str, Any] = field(default_factory=dict)
 
     @property
     def layout(self) -> Layout:
@@ -74,8 +76,15 @@ class Source:
                 raise UnreadableError(f"{self.path}: its objects cannot be read: {error!r}"[:500]) from error
             if not isinstance(found, dict):
                 raise UnreadableError(f"{self.path}: want a dictionary of objects, got {type(found).__name__}")
+            paths = found.pop(PATHS, {})
+            self._paths = paths if isinstance(paths, dict) else {}
             self._objects = found
         return self._objects
+
+    @property
+    def paths(self) -> dict[str, Any]:
+        """Where objects lie in the dictionaries of a state, by name. Raises UnreadableError."""
+        return self._paths if self.objects is not None else {}
 
     def tensor(self, entry: Entry) -> torch.Tensor:
         """Return a tensor in the slot itself: for copying out of it only."""

@@ -204,9 +204,9 @@ def test_without_a_load_or_a_folder_that_can_be_written_training_goes_on(
     assert "`load` was not called at the beginning of this iteration" in caplog.text
     (tmp_path / "file").touch()
     checkpointer = Checkpointer(disk=tmp_path / "file", disk_every=1)
-    checkpointer.load(state)
+    assert checkpointer.load(state) == 1
     assert f"{tmp_path / 'file'}" in caplog.text
-    assert isinstance(checkpointer.save(state, 1), Saved)
+    assert isinstance(checkpointer.save(state, 2), Saved)
     assert not checkpointer.flush(timeout_s=0)
     assert handover._Process.child is None
 

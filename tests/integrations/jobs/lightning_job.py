@@ -31,10 +31,21 @@ class Module(LightningModule):  # type: ignore[misc]  # the package brings no ty
     def __init__(self) -> None:
         super().__init__()
         self.model = make_model()
+        self.num_trained = 0
 
     def training_step(self, batch: dict[str, torch.Tensor], index: int) -> torch.Tensor:
-        """Return the loss."""
-        return self.model(**batch)["loss"]  # type: ignore[no-any-return]  # of a module
+        """Return the loss, which depends on what no state_dict has."""
+        self.num_trained += 1
+        loss: torch.Tensor = self.model(**batch)["loss"]
+        return loss * (1 + self.num_trained / 100)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add it to a checkpoint."""
+        checkpoint["num_trained"] = self.num_trained
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take it from there."""
+        self.num_trained = checkpoint["num_trained"]
 
     def validation_step(self, batch: dict[str, torch.Tensor], index: int) -> None:
         """Log what EarlyStopping looks at, and draw a random number."""

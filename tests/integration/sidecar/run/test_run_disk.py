@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from unbroken.memory.disk import steps_on_disk
-from unbroken.memory.lazy_state import make_lazy_state
+from unbroken.memory.new_state.lazy_state import LazyState
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 
@@ -23,7 +23,7 @@ def digest_of(checkpoint: Path) -> str:
     tied.weight = second.weight
     model = nn.Sequential(nn.Linear(6, 17), nn.ReLU(), nn.Dropout(0.2), nn.Linear(17, 6), second, tied)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    make_lazy_state(optimizer)
+    LazyState({"optimizer": optimizer}).fit([f"optimizer.state.{i}.step" for i, _ in enumerate(model.parameters())])
     load({"model": model, "optimizer": optimizer}, checkpoint_id=checkpoint)
     digest = hashlib.sha256()
     moments = [optimizer.state[one] for one in model.parameters()]

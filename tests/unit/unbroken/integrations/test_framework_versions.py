@@ -13,11 +13,14 @@ from unbroken.integrations.versions import require
     [
         ("4.57.1", r"^frame: want 5\.2 or newer, got 4\.57; pip install 'frame>=5\.2'$"),
         ("5.1.9", r"got 5\.1;"),
+        ("5", r"got 5\.0;"),
+        ("1!5.3", "got nothing that can be read;"),
+        (None, "got nothing that can be read;"),
         ("unknown" * 1000, "got nothing that can be read;"),
         ("9" * 5000 + ".1", "got nothing that can be read;"),
     ],
 )
-def test_release_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch, seen: str, message: str) -> None:
+def test_release_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch, seen: str | None, message: str) -> None:
     monkeypatch.setattr(metadata, "version", lambda package: seen)
     with pytest.raises(ImportError, match=message):
         require("frame", (5, 2), (5, 23))

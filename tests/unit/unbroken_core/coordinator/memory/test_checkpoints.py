@@ -16,7 +16,7 @@ from unbroken_core.coordinator.memory.choosing import (
 )
 from unbroken_core.coordinator.memory.table import MAX_STEPS_OF_PLACE, Checkpoints, ReportingPod, StepKey
 from unbroken_core.protocol.bounds import MAX_NUMBER
-from unbroken_core.vocabulary.checkpoints import MAX_CANDIDATES, MAX_FLOORS, Held, Holding, Load, LoadSource
+from unbroken_core.vocabulary.checkpoints import MAX_CANDIDATES, MAX_FLOORS, Held, Holding, Load, LoadSource, is_void
 from unbroken_core.vocabulary.reasons import Cause
 
 SEATS = {0: "a", 1: "b"}
@@ -155,6 +155,15 @@ def test_an_ended_timeline_stays_void_after_a_second_restore() -> None:
     assert table.is_void(key(1, 30))
     assert not table.is_void(key(1, 20))
     assert not table.is_void(key(2, 21))
+
+
+def test_a_checkpoint_that_was_restored_again_and_again_is_never_void() -> None:
+    """Step 20 failed first, then step 10 more often than loads are remembered: it is all that there is."""
+    floors = [load(1, 0, 20), *(load(number, 0, 10) for number in range(2, MAX_FLOORS + 1))]
+    assert len(floors) == MAX_FLOORS
+    assert not is_void(floors, *key(0, 10)[:3])
+    assert is_void(floors, *key(0, 20)[:3])
+    assert is_void(floors, *key(0, 9)[:3]), "what has ended before is not remembered"
 
 
 def test_a_cut_off_world_that_goes_on_sealing_is_not_taken_once_another_has_loaded() -> None:

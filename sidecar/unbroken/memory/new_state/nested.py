@@ -1,0 +1,103 @@
+"""Where objects lie in the nested dictionaries and lists of a state. torch's planner knows keys as text alone.
+
+An optimizer may keep a number for each parameter, by the parameter's number: torch would put what it loads under the
+text of that number, beside the old one.
+"""
+
+import copy
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.planner import ReadItem
+
+
+class LoadPlanner(DefaultLoadPlanner):
+    """Puts objects where they were, whatever the type of their keys."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Put one in its place."""
+        container: Any = self.original_state_dict
+        *outer, last = real_path(container, self.mappings[read_item.dest_index.fqn])
+        for key in outer:
+            container = container[_index(key)]
+        # From memory they were read without running code; what is on a disk is trusted, as torch does.
+        container[_index(last)] = torch.load(value, weights_only=False)
+
+
+def real_path(values: Any, path: Sequence[Any]) -> Iterator[Any]:
+    """Yield the keys of dictionaries, which torch's path has as text, and [index] for each list."""
+    container = values
+    for part in path:
+        key = [part] if isinstance(container, list) else _real_key(container, part)
+        yield key
+        container = container[_index(key)]
+
+
+def _real_key(container: Mapping[Any, Any], part: str) -> Any:
+    if part in container:
+        return part
+    if part.isascii() and part.isdecimal() and int(part) in container:
+        return int(part)
+    return next(key for key in container if str(key) == part)
+
+
+def _index(key: Any) -> Any:
+    return key[0] if isinstance(key, list) else key
+
+
+def with_places(values: Mapping[str, Any], paths: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Return dictionaries of a state with a place for each object that was saved; what is there stays as it is.
+
+    What a loop has filled since it began, such as the best scores by name, has no keys in a new process.
+    """
+    lacking = [path for path in paths.values() if path[0] in values and not _has(values, path)]
+    found = dict(values)
+    found |= {name: _copied(values[name]) for name in {path[0] for path in lacking}}
+    for path in lacking:
+        _make_place(found, path)
+    return found
+
+
+def _has(values: Any, path: Sequence[Any]) -> bool:
+    container = values
+    for key in path:
+        if not isinstance(container, list if isinstance(key, list) else dict) or not _is_in(key, container):
+            return False
+        container = container[_index(key)]
+    # A dictionary would ask for what is in it.
+    return not (isinstance(container, dict) and container)
+
+
+def _is_in(key: Any, container: Any) -> bool:
+    return key[0] < len(container) if isinstance(key, list) else key in container
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of its dictionaries and lists; all else is the same."""
+    if isinstance(value, dict):
+        found = copy.copy(value)
+        found.update({key: _copied(one) for key, one in value.items()})
+        return found
+    return [_copied(one) for one in value] if isinstance(value, list) else value
+
+
+def _make_place(values: dict[str, Any], path: Sequence[Any]) -> None:
+    container: Any = values
+    for number, key in enumerate(path):
+        is_last, index = number == len(path) - 1, _index(key)
+        inner = container[index] if _is_in(key, container) else None
+        if isinstance(inner, torch.Tensor) or (isinstance(key, list) and index > len(container)):
+            return  # Tensors have no place but their own.
+        kind = list if not is_last and isinstance(path[number + 1], list) else dict
+        if is_last:
+            inner = None
+        elif not isinstance(inner, kind):
+            inner = kind()
+        if isinstance(key, list) and index == len(container):
+            container.append(inner)
+        else:
+            container[index] = inner
+        container = inner

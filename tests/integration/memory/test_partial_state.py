@@ -1,0 +1,184 @@
+"""States of which a new process has less than was saved: no gradient yet, or dictionaries that are filled later."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from unbroken.memory import Checkpointer, Saved
+
+from .conftest import LivePod
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+class Scores:
+    """The best scores by name, none at first."""
+
+    def __init__(self) -> None:
+        self.best: dict[Any, Any] | None = None
+        self.by_name: dict[str, dict[Any, Any]] = {"all": {}}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "by_name": self.by_name}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best, self.by_name = state["best"], state["by_name"]
+
+
+def make_state() -> dict[str, Any]:
+    """Two experts: the router has not chosen the second one yet."""
+    torch.manual_seed(1)
+    model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    return {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=0.1)}
+
+
+def step_once(state: dict[str, Any], *experts: int) -> None:
+    state["optimizer"].zero_grad()
+    for number in experts:
+        state["model"][number](torch.ones(4)).square().sum().backward()
+    state["optimizer"].step()
+
+
+def contents(state: dict[str, Any]) -> list[Any]:
+    model, optimizer = state["model"].state_dict(), state["optimizer"].state_dict()
+    steps = {number: {name: one.tolist() for name, one in kept.items()} for number, kept in optimizer["state"].items()}
+    return copy.deepcopy([{name: one.tolist() for name, one in model.items()}, steps])
+
+
+def test_parameters_without_a_gradient_so_far_have_no_state_after_a_restore_either(pod: LivePod) -> None:
+    pod.start()
+    state, checkpointer = make_state(), Checkpointer()
+    step_once(state, 0)
+    assert isinstance(checkpointer.save(state, 1), Saved)
+    pod.be(iteration=1)
+    pod.be_new_process()
+    fresh = make_state()
+    assert Checkpointer().load(fresh) == 1
+    assert contents(fresh) == contents(state)
+    for one in (state, fresh):
+        step_once(one, 0, 1)
+    assert contents(fresh) == contents(state)
+    assert sorted(contents(fresh)[1]) == [0, 1, 2, 3]
+
+
+def test_they_have_none_after_a_load_from_the_disk_either(pod: LivePod, tmp_path: Path) -> None:
+    pod.be_outside()
+    state = make_state()
+    step_once(state, 0)
+    save(state, checkpoint_id=tmp_path / "step-1")
+    fresh = make_state()
+    assert Checkpointer(disk=tmp_path).load(fresh) == 1
+    assert contents(fresh) == contents(state)
+
+
+def test_an_optimizer_is_as_new_when_nothing_could_be_restored(pod: LivePod) -> None:
+    pod.start()
+    state, checkpointer = make_state(), Checkpointer()
+    step_once(state, 0)
+    checkpointer.save(state, 1)
+    pod.be(iteration=1)
+    fresh = make_state()
+    assert Checkpointer().load(fresh | {"more": torch.zeros(1)}) is None
+    assert not fresh["optimizer"].state
+    untouched = make_state()
+    for one in (fresh, untouched):
+        step_once(one, 0, 1)
+    assert contents(fresh) == contents(untouched)
+
+
+def test_what_a_loop_has_filled_since_it_began_is_restored(pod: LivePod) -> None:
+    pod.start()
+    scores = Scores()
+    counts: dict[str, Any] = {"a.b": {}}
+    checkpointer = Checkpointer()
+    assert checkpointer.load({"scores": scores, "counts": counts}) is None
+    scores.best = {"loss": 0.5, 7: [1, 2]}
+    scores.by_name["all"]["x.y"] = 3
+    counts["a.b"]["c"] = 4
+    assert isinstance(checkpointer.save({"scores": scores, "counts": counts}, 1), Saved)
+    pod.be(iteration=1)
+    pod.be_new_process()
+    fresh = Scores()
+    state: dict[str, Any] = {"scores": fresh, "counts": {}}
+    assert Checkpointer().load(state) == 1
+    assert (fresh.best, fresh.by_name) == ({"loss": 0.5, 7: [1, 2]}, {"all": {"x.y": 3}})
+    assert state["counts"] == {"a.b": {"c": 4}}
+
+
+class Counting(torch.optim.Optimizer):
+    """Keeps a plain number for each parameter, as optimizers of other packages do."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no loss
+        for parameter in self.param_groups[0]["params"]:
+            kept = self.state[parameter]
+            kept["step"] = kept.get("step", 0) + 1
+            parameter.sub_(0.1 / kept["step"])
+
+
+def make_counting() -> dict[str, Any]:
+    model = nn.Linear(2, 2)
+    return {"optimizer": Counting(model.parameters()), "numbers": {7: {8: 0}}, "log": []}
+
+
+@pytest.mark.parametrize("has_disk", [False, True])
+def test_numbers_as_keys_are_restored(pod: LivePod, tmp_path: Path, has_disk: bool) -> None:
+    """An optimizer's step counts: torch would put them under the texts of the numbers, beside the old ones."""
+    state = make_counting()
+    for _ in range(5):
+        state["optimizer"].step()
+    state["numbers"][7][8] = 5
+    if has_disk:
+        pod.be_outside()
+        del state["log"]
+        save(state, checkpoint_id=tmp_path / "step-5")
+    else:
+        pod.start()
+        state["log"] = [{"loss": 1.0}, {"loss": 0.5, "at": {3: "x"}}]
+        state["optimizer"].param_groups[0]["initial_lr"] = 0.7
+        assert isinstance(Checkpointer().save(state, 5), Saved)
+        pod.be(iteration=1)
+        pod.be_new_process()
+    fresh = make_counting()
+    if has_disk:
+        del fresh["log"]
+    assert Checkpointer(disk=tmp_path).load(fresh) == 5
+    assert fresh["optimizer"].state_dict()["state"] == {0: {"step": 5}, 1: {"step": 5}}
+    assert fresh["optimizer"].state_dict()["param_groups"] == state["optimizer"].state_dict()["param_groups"]
+    assert (fresh["numbers"], fresh.get("log")) == (state["numbers"], state.get("log"))
+
+
+def test_a_state_that_cannot_be_restored_is_left_as_it_was(pod: LivePod) -> None:
+    pod.start()
+    scores, checkpointer = Scores(), Checkpointer()
+    scores.by_name["all"]["x"] = 1
+    checkpointer.save({"scores": scores}, 1)
+    pod.be(iteration=1)
+    fresh = Scores()
+    assert Checkpointer().load({"scores": fresh, "more": torch.zeros(1)}) is None
+    assert (fresh.best, fresh.by_name) == (None, {"all": {}})
+
+
+def test_what_a_state_has_no_place_for_is_named_in_the_log(pod: LivePod, caplog: pytest.LogCaptureFixture) -> None:
+    pod.start()
+    Checkpointer().save({"a": torch.zeros(1), "means": {"x": torch.ones(2)}, "gone": 1}, 1)
+    pod.be(iteration=1)
+    assert Checkpointer().load({"a": torch.zeros(1), "means": {}}) == 1
+    assert "no place for it: step=1 names=2: gone, means.x; let a new state have the keys" in caplog.text
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused_at_the_first_save(pod: LivePod) -> None:
+    """Not after the first fault, when a new one could not be given its state."""
+    pod.start()
+    model = nn.Linear(2, 2)
+    state = {"model": model, "optimizer": torch.optim.LBFGS(model.parameters())}
+    with pytest.raises(TypeError, match=r"optimizer: want an optimizer whose step\(\) needs no closure, got LBFGS"):
+        Checkpointer().save(state, 1)
