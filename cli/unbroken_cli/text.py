@@ -102,7 +102,7 @@ def headline(job: JobRecord) -> str:
 def faultless_lines(job: JobRecord, now: datetime) -> list[str]:
     """Return what there is to say of a job without a fault."""
     said = _row("it said", _said_before(job)) if job.stale or job.deleting else []
-    lines = [f"{job.title}: {headline(job)}", *said, *_row("last fault", _no_fault(job))]
+    lines = [f"{job.title}: {headline(job)}", *said, *_row("last fault", _no_fault(job)), *_broken_nodes(job)]
     return lines + _steps(next_steps(job, now))
 
 
@@ -119,9 +119,9 @@ def why_lines(job: JobRecord, fault: FaultSummary, now: datetime) -> list[str]:
         lines += _row("detail", from_events if job.namespace else "none was told")
     if fault.stack:
         lines += _row("stack", "\n".join(fault.stack))
-    if fault.cause == "device-fault":
-        # What was found, and what nobody could look at: that nothing else was found there says nothing.
-        lines += _row("nodes", _message_of(job, "NodesHealthy"))
+    # What was found, and what nobody could look at: that nothing else was found there says nothing.
+    is_of_device = fault.cause == "device-fault"
+    lines += _row("nodes", _message_of(job, "NodesHealthy")) if is_of_device else _broken_nodes(job)
     if fault.cause == "straggler":
         lines += _row("pace", _message_of(job, "Straggling"))
     lines += _row("done", done(fault, job))
@@ -130,6 +130,12 @@ def why_lines(job: JobRecord, fault: FaultSummary, now: datetime) -> list[str]:
     is_last = bool(job.faults) and fault is job.faults[-1]
     steps = list(dict.fromkeys([*fault_steps(job, fault), *(next_steps(job, now) if is_last else ())]))
     return lines + _steps([step for step in steps if step != "nothing"] or ["nothing"])
+
+
+def _broken_nodes(job: JobRecord) -> list[str]:
+    """Return what is broken now, where something is: it may be why what happened did, and what comes next."""
+    found = job.condition("NodesHealthy")
+    return [] if found is None or found.status != "False" else _row("nodes", found.message)
 
 
 def _message_of(job: JobRecord, kind: str) -> str:

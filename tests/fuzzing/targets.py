@@ -24,6 +24,7 @@ from unbroken.agent.decisions.events import (
     LauncherAttached,
     LauncherLost,
     LauncherReported,
+    PreflightReported,
     RendezvousSent,
     SendToLauncher,
     SendToRendezvous,
@@ -371,7 +372,8 @@ class AgentTarget(Target):
             return WorkerReported(rank, numbers[rank], report)
         if what < 0.45:
             if source.random() < 0.25:
-                message: Event = WatchReported(self.decode(speaker.say(Health), Health))
+                found = self.decode(speaker.say(Health), Health)
+                message: Event = source.choice((WatchReported, WatchReported, PreflightReported))(found)
             else:
                 message = LauncherReported(self.decode(speaker.say(Processes), Processes))
             return message

@@ -42,6 +42,7 @@ FAILED_BEFORE = (
     320328,
     320387,
     330202,
+    334108,
 )
 """Seeds that have shown a fault of the product or of the simulation once, and are run every time."""
 

@@ -13,6 +13,7 @@ from unbroken_cli.errors import CommandError
 from unbroken_core.vocabulary.errors import InputError
 
 if TYPE_CHECKING:
+    from unbroken_cli.sizing.scenario import Scenario
     from unbroken_cli.sizing.spreads import Distribution
 
 _MAX_BYTES = 1 << 20
@@ -20,7 +21,11 @@ _MAX_METRICS_BYTES = 32 << 20
 _TIMEOUT_S = 20.0
 MAX_RUNS = 2000
 MAX_FAULTS_IN_ALL = 10_000_000
-"""Minutes."""
+MAX_STOPS_IN_ALL = 100_000_000
+MAX_NODES_IN_ALL = 200_000_000
+"""Minutes, each."""
+PLANNED_SHARE = 0.1, 0.005
+"""Of these faults and nodes, as many take so long where the product's planner says who is promoted."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,12 +77,7 @@ def _show(arguments: argparse.Namespace) -> tuple[list[str], Any]:
         _assign(value, assignment)
     measured, notes = _measured(arguments)
     scenario = read_scenario(value, measured)
-    expected = scenario.expected_faults * arguments.runs
-    if expected > MAX_FAULTS_IN_ALL:
-        raise InputError(
-            f"--runs: want at most {MAX_FAULTS_IN_ALL} faults in all runs, got {expected:.0f}: "
-            f"{scenario.expected_faults:.0f} in each of {arguments.runs}"
-        )
+    _check_runs(scenario, arguments.runs)
     looks = min(arguments.runs, max(10, arguments.runs // 5))
     found = answer(scenario, arguments.seed, arguments.runs, looks=looks, notes=notes, quick=arguments.quick)
     lines = answer_lines(found)
@@ -88,6 +88,22 @@ def _show(arguments: argparse.Namespace) -> tuple[list[str], Any]:
             raise InputError(f"--html {arguments.html}: {error.strerror}; choose a file that can be written") from error
         lines.append(f"  wrote {arguments.html}")
     return lines, asdict(found)
+
+
+def _check_runs(scenario: "Scenario", runs: int) -> None:
+    """Raise InputError for what would take hours."""
+    within = scenario.stays_within
+    faults, nodes = PLANNED_SHARE if within else (1.0, 1.0)
+    where = f" where spares stay within their {within}" if within else ""
+    for what, limit, each in (
+        (f"faults in all runs{where}", MAX_FAULTS_IN_ALL * faults, scenario.expected_faults),
+        (f"nodes in all runs{where}", MAX_NODES_IN_ALL * nodes, scenario.total_nodes),
+        ("checkpoints in all runs of all kinds but the most frequent", MAX_STOPS_IN_ALL, scenario.expected_stops),
+    ):
+        if each * runs > limit:
+            raise InputError(
+                f"--runs: want at most {limit:.0f} {what}, got {each * runs:.0f}: {each:.0f} in each of {runs}"
+            )
 
 
 def _read_yaml(file: Path) -> Any:
@@ -161,11 +177,14 @@ def _metrics_text(source: str) -> str:
     try:
         if source.startswith(("http://", "https://")):
             with urllib.request.urlopen(source, timeout=_TIMEOUT_S) as response:
-                data: bytes = response.read(_MAX_METRICS_BYTES)
+                data: bytes = response.read(_MAX_METRICS_BYTES + 1)
         else:
             with Path(source).open("rb") as file:
-                data = file.read(_MAX_METRICS_BYTES)
+                data = file.read(_MAX_METRICS_BYTES + 1)
     except (OSError, ValueError, urllib.error.URLError) as error:
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
         raise CommandError(f"--from-metrics {source}: {reason}") from error
+    if len(data) > _MAX_METRICS_BYTES:
+        # What is cut off may be buckets, and the histogram another one without them.
+        raise InputError(f"--from-metrics {source}: want at most {_MAX_METRICS_BYTES} bytes")
     return data.decode(errors="replace")

@@ -1,6 +1,10 @@
 """Closed forms: what the literature says of such a job. The simulation is tested against them."""
 
 import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
 
 
 def mttf_s(num_nodes: float, faults_per_1000_node_days: float) -> float:
@@ -46,3 +50,37 @@ def poisson_quantile(mean: float, share: float) -> int:
         term *= mean / count
         total += term
     return count
+
+
+class Batch(NamedTuple):
+    """What one fault takes out together."""
+
+    nodes: int
+    """That a common cause may strike."""
+    share: float
+    """Probability of each of them to be struck."""
+
+
+def batched_quantile(means: Mapping[Batch, float], share: float, most: int) -> int:
+    """Return the least number of nodes, up to `most`, that those out at any moment do not exceed with this probability.
+
+    `means` has the mean number of faults of each kind that are not repaired yet. Each is Poisson, so all the nodes are
+    a compound Poisson number: its distribution comes from its characteristic function.
+    """
+    mean = sum(count * batch.nodes * batch.share for batch, count in means.items())
+    if mean >= most:
+        return most
+    variance = sum(
+        count * ((batch.nodes * batch.share) ** 2 + batch.nodes * batch.share * (1 - batch.share))
+        for batch, count in means.items()
+    )
+    # Not one in a hundred lies further off than ten standard deviations (Chebyshev); what wraps around is less still.
+    reach = min(most, math.ceil(mean + 10 * math.sqrt(variance)) + 10)
+    length = 1 << (4 * reach).bit_length()
+    angles = -2j * np.pi / length * np.arange(length // 2 + 1)
+    exponent = np.zeros(length // 2 + 1, np.complex128)
+    for batch, count in means.items():
+        exponent += count * ((1 - batch.share + batch.share * np.exp(angles)) ** batch.nodes - 1)
+    below = np.cumsum(np.fft.irfft(np.exp(exponent), length))
+    found = int(np.argmax(below >= share - 1e-9)) if below[reach] >= share - 1e-9 else reach
+    return min(found, most)

@@ -21,7 +21,10 @@ def measured_spreads(text: str, where: str) -> tuple[dict[str, Distribution], li
     Histograms of several series are added: those of all jobs and rendezvous that the text has.
     """
     counts: dict[str, dict[float, float]] = {}
-    for line in text.splitlines()[:MAX_LINES]:
+    lines = text.splitlines()
+    if len(lines) > MAX_LINES:
+        raise InputError(f"{where}: want at most {MAX_LINES} lines, got {len(lines)}; take those of {METRIC} alone")
+    for line in lines:
         found = _LINE.fullmatch(line.strip())
         if found is None:
             continue

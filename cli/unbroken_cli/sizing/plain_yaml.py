@@ -1,4 +1,4 @@
-"""Reads YAML as its authors mean it: 1e-3 is a number, and no key is there twice."""
+"""Reads YAML as its authors mean it: 1e-3 is a number, 12:00 is none, and no key is there twice."""
 
 import re
 from collections.abc import Iterator
@@ -10,11 +10,19 @@ from unbroken_core.vocabulary.errors import InputError
 
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+")
 """As in YAML 1.2 and JSON; PyYAML reads YAML 1.1, in which a number with an exponent needs a point and a sign."""
+_NO_NUMBER = re.compile(r"[-+]?(?:0[0-7_]+|[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?)")
+"""Numbers of base 8 and 60, of YAML 1.1 alone: 0100 would be 64, and 24:00 would be 1440."""
 _MAX_SHOWN = 40
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1, and numbers of YAML 1.2."""
+    """YAML 1.1 with the numbers of YAML 1.2; those of base 8 and 60 are texts."""
+
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
+        """Return the tag of a node."""
+        if kind is yaml.ScalarNode and implicit[0] and _NO_NUMBER.fullmatch(value):
+            return "tag:yaml.org,2002:str"
+        return str(super().resolve(kind, value, implicit))  # type: ignore[no-untyped-call]  # PyYAML types no resolvers
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^{_NUMBER.pattern}$"), list("-+0123456789."))

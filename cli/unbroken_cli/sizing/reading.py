@@ -21,10 +21,13 @@ from unbroken_core.vocabulary.errors import InputError
 from unbroken_core.vocabulary.reasons import Rung
 
 MAX_GPUS = 1_000_000
+MIN_RATE = 1e-9
 MAX_RATE = 100_000.0
-"""Faults per 1,000 node-days: a hundred a day of each node."""
+"""Faults per 1,000 node-days: one of a million nodes in 2,700 years, and a hundred a day of each node."""
 MAX_FAULTS = 2_000_000
 """Of one run."""
+MAX_STOPS = 10_000_000
+"""Of one run, in which checkpoints of all kinds but the most frequent are made."""
 MAX_TIERS = 5
 _JOB = (
     *("name", "gpus", "gpusPerNode", "nodesPerDomain", "racks", "duration", "minReplicas", "divisibleBy"),
@@ -41,7 +44,7 @@ def read_scenario(value: Any, measured: Mapping[str, Distribution] | None = None
     """
     top = Fields("", value, ("job", "spares", "lemons", "faults", "checkpoints", "restart"))
     scenario = _with_spares(_job(Fields("job", top.raw("job"), _JOB)), top)
-    detect = (measured or {}).get("detect")
+    detect = None if measured is None else measured.get("detect", Fixed(0.0))
     faults = tuple(_fault(f"faults[{index}]", item, detect) for index, item in enumerate(top.items("faults")))
     tiers = tuple(_tier(f"checkpoints[{index}]", item) for index, item in enumerate(top.items("checkpoints")))
     if len(tiers) > MAX_TIERS:
@@ -138,7 +141,7 @@ def _rate(fields: Fields) -> float:
     if fields.has("rate") == fields.has("count"):
         raise InputError(f"{fields.path('rate')}: want either rate (per 1,000 node-days), or count and over")
     if fields.has("rate"):
-        return fields.number("rate", 0.0, MAX_RATE)
+        return fields.number("rate", MIN_RATE, MAX_RATE)
     over = Fields(fields.path("over"), fields.raw("over"), ("nodes", "time"))
     node_days = over.whole("nodes", 1, MAX_GPUS) * over.seconds("time", least=60.0) / 86400
     rate = fields.whole("count", 1, 10**9) / node_days * 1000
@@ -209,5 +212,10 @@ def _bounded(scenario: Scenario) -> Scenario:
         raise InputError(
             f"job.duration, faults: want at most {MAX_FAULTS} faults in one run, got {expected:.0f}; the duration, the "
             f"rates or the nodes are too large"
+        )
+    if scenario.expected_stops > MAX_STOPS:
+        raise InputError(
+            f"job.duration, checkpoints: want at most {MAX_STOPS} checkpoints in one run of all kinds but the most "
+            f"frequent, got {scenario.expected_stops:.0f}; make `every` longer"
         )
     return scenario

@@ -169,6 +169,12 @@ class Scenario:
         return sum(self.rate_per_s(fault) for fault in self.faults) * self.duration_s
 
     @property
+    def expected_stops(self) -> float:
+        """Return how many checkpoints a run makes of all kinds but the most frequent: each is simulated by itself."""
+        slower = sorted(tier.every_s for tier in self.tiers)[1:]
+        return sum(self.duration_s / every_s for every_s in slower)
+
+    @property
     def interruptions_per_s(self) -> float:
         """Return how often a job without shortage is interrupted: faults that hit active nodes."""
         return sum(fault.rate * fault.kept for fault in self.faults) * self.num_nodes / (1000 * 86400)

@@ -1,20 +1,23 @@
 """What many runs say: ratios, where the time goes, what one more spare or another interval is worth."""
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from unbroken_cli.sizing.faults import TICKS, draw_faults
-from unbroken_cli.sizing.formulas import daly_ettr, daly_interval_s, poisson_quantile
+from unbroken_cli.sizing.formulas import Batch, batched_quantile, daly_ettr, daly_interval_s
 from unbroken_cli.sizing.placement import make_placement
-from unbroken_cli.sizing.scenario import LOSING, Scenario, Tier
+from unbroken_cli.sizing.scenario import LOSING, Scenario, Scope, Tier
 from unbroken_cli.sizing.simulation import NO_FAULT, TERMS, Outcome, Term, cause_names, simulate
 from unbroken_cli.sizing.spreads import Floats, Scaled
 
 RATIOS = ("ettr", "ettr_capacity", "goodput_allocated")
 IDLE = "idle spares"
+MAX_STOPS_LOOKED_AT = 1_000_000
+"""In one run, of checkpoints at another interval than the asked one."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +186,10 @@ class BestInterval:
     every_s: float
     """As it is."""
     best_s: float | None
-    """By simulation; None: no fault goes back to this tier, or its checkpoints cost nothing."""
+    """By simulation; None: no fault goes back to this tier, or its checkpoints cost nothing.
+
+    Where it is so short that other tiers' checkpoints would be too many to simulate, it is Daly's.
+    """
     daly_s: float | None
     """Daly's estimate, for the faults that go back to it."""
 
@@ -196,7 +202,10 @@ def best_interval(base: Runs, index: int, seed: int) -> BestInterval:
         return BestInterval(tier.name, tier.every_s, None, None)
     daly_s = max(daly_interval_s(1 / rate, tier.blocking_s), tier.blocking_s * 1.01)
     intervals = [max(daly_s * factor, tier.blocking_s * 1.001) for factor in (0.4, 0.65, 1.0, 1.6, 2.5)]
-    losses = [_loss(with_tier(scenario, index, replace(tier, every_s=each)), seed, base) for each in intervals]
+    others = [with_tier(scenario, index, replace(tier, every_s=each)) for each in intervals]
+    if any(other.expected_stops > max(MAX_STOPS_LOOKED_AT, scenario.expected_stops) for other in others):
+        return BestInterval(tier.name, tier.every_s, daly_s, daly_s)
+    losses = [_loss(other, seed, base) for other in others]
     rows = np.array([[1 / each, each, 1.0] for each in intervals])
     falling, rising, _rest = np.linalg.lstsq(rows, np.array(losses), rcond=None)[0].tolist()
     best_s = math.sqrt(falling / rising) if falling > 0 and rising > 0 else daly_s
@@ -293,16 +302,21 @@ def answer(
 
 
 def nodes_out_p99(scenario: Scenario) -> int:
-    """Return how many nodes are out at any moment, 99th percentile: faults times repair, as a Poisson number."""
-    mean = 0.0
+    """Return how many nodes are out at any moment, 99th percentile: faults times repair, each with all that it hits."""
+    domains = Counter(scenario.domains())
+    racks: Counter[int] = Counter()
+    for domain, nodes in domains.items():
+        racks[scenario.rack_of(domain)] += nodes
+    sizes = {Scope.DOMAIN: Counter(domains.values()), Scope.SWITCH: Counter(racks.values())}
+    means: defaultdict[Batch, float] = defaultdict(float)
     for fault in scenario.faults:
         if fault.repair is not None and fault.takes_nodes:
-            size = {"domain": scenario.nodes_per_domain, "switch": scenario.total_nodes / scenario.num_racks}
             losing = sum(share for rung, share in fault.rungs if rung in LOSING)
-            mean += (
-                losing * scenario.rate_per_s(fault) * fault.repair.mean_s * size.get(fault.scope.value, 1) * fault.share
-            )
-    return poisson_quantile(mean, 0.99)
+            mean = losing * scenario.rate_per_s(fault) * fault.repair.mean_s
+            # A unit is hit the likelier the more nodes it has.
+            for size, count in sizes.get(fault.scope, {1: scenario.total_nodes}).items():
+                means[Batch(size, fault.share)] += mean * size * count / scenario.total_nodes
+    return batched_quantile(means, 0.99, scenario.total_nodes)
 
 
 def _tier_for_all(scenario: Scenario) -> Tier | None:

@@ -1,4 +1,4 @@
-"""How a command ends when nobody reads its output any more, as in `unbroken status | head -1`."""
+"""How a command ends when nobody reads its output any more, as in `unbroken status | head -1`, and at Ctrl-C."""
 
 import os
 import select
@@ -7,10 +7,15 @@ from collections.abc import Callable
 
 CLOSED_PIPE = 141
 """Exit code, as a shell shows it for a program that SIGPIPE has ended."""
+INTERRUPTED = 130
+"""... that SIGINT has ended."""
 
 
 def run_command(command: Callable[[], int]) -> int:
-    """Run a command and return its exit code; CLOSED_PIPE, without a word, when nobody read its output to the end."""
+    """Run a command and return its exit code.
+
+    CLOSED_PIPE, without a word, when nobody read its output to the end; INTERRUPTED at Ctrl-C.
+    """
     try:
         try:
             return command()
@@ -22,6 +27,8 @@ def run_command(command: Callable[[], int]) -> int:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def _is_closed(descriptor: int) -> bool:

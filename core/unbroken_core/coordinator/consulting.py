@@ -26,7 +26,7 @@ from unbroken_core.coordinator.state.members import Newcomers
 from unbroken_core.coordinator.state.phases import Consultation, Consulting, Forming, Interrupted, Objection
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.protocol.messages import Answer, Consult, Question
-from unbroken_core.ranks.worlds import Outcome, Shortage, Worker
+from unbroken_core.ranks.worlds import Outcome, Shortage, Worker, World
 from unbroken_core.vocabulary.plurals import counted
 from unbroken_core.vocabulary.reasons import JobPhase, Reason, Role, Rung
 
@@ -48,9 +48,22 @@ def plan_when_ready(job: JobState, phase: Consultable, rung: Rung | None, now_s:
 def first_outcome(job: JobState, phase: Consultable, newcomers: Newcomers) -> Outcome:
     """Return the world of what is ready now, regardless of earlier ones."""
     ranking = job.members.ranking
-    ranking.exclude(newcomers.places)
     preferred = {uid for uid, pod in job.cluster.pods.items() if pod.role is Role.ACTIVE}
+    failed = {} if job.rules.has_code else failed_preflights(job)
+    if failed:
+        # Whose preflight has failed gets ranks only where nobody else can.
+        ranking.exclude({**newcomers.places, **failed})
+        better = ranking.first(preferred)
+        if isinstance(better, World) and better.world_size >= job.rules.wanted_ranks:
+            return better
+    ranking.exclude(newcomers.places)
     return phase.consulting.shortage(ranking.version) or ranking.first(preferred)
+
+
+def failed_preflights(job: JobState) -> dict[str, set[int]]:
+    """Return the places of ready pods whose preflight has failed, in a job that acts on it."""
+    members = job.members
+    return {uid: set(members.by_uid[uid].places) for uid in job.health.failed if uid in members.ready}
 
 
 def _consult(job: JobState, phase: Consultable, now_s: float) -> Union[list[Worker], Decision]:

@@ -59,6 +59,7 @@ def lose(job: JobState, member: Member, cause: Cause, now_s: float, *, detect_s:
     job.health.note(member.uid, None, now_s)
     job.health.note_lines(member.uid, ())
     job.health.note_slow(member.uid, (), now_s)
+    job.health.note_preflight(member.uid, (), now_s, may_fail=False)
     job.paces.forget(member.uid)
 
 
@@ -77,7 +78,7 @@ def start_over(job: JobState, why: str, now_s: float) -> None:
     job.progress.lose_touch(now_s, heard_s)
     job.checkpoints.forget_pods()
     job.copying.told.clear()
-    job.health = HealthTable(blamed_s=job.health.blamed_s)
+    job.health = HealthTable(blamed_s=job.health.blamed_s, failed_s=job.health.failed_s)
     job.previous = first_world(job, now_s)
     job.members = Members(job.rules, ActiveWorld(now_s))
     job.members.expect({uid: pod.pod for uid, pod in job.cluster.pods.items()})

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from unbroken_core.coordinator.consulting import first_outcome, plan_when_ready
+from unbroken_core.coordinator.consulting import failed_preflights, first_outcome, plan_when_ready
 from unbroken_core.coordinator.decisions import Adopt, Decision, EndJob, Learn, Wait, at_latest
 from unbroken_core.coordinator.ending import decide_unheard_end, was_ending
 from unbroken_core.coordinator.state.job import JobState, StatusText
@@ -98,7 +98,9 @@ def _num_awaited(job: JobState, num_missing: int) -> int:
 def _last_call(job: JobState, phase: Forming, last_call_s: float, now_s: float) -> Wait | None:
     """Return the wait for those who come up together with the last pod that is needed; None when it is over."""
     settings, members = job.settings, job.members
-    wait_s = settings.timeouts.last_call_s
+    failed = _replaceable(job)
+    # Pods that came up with these test themselves no longer than they did.
+    wait_s = settings.timeouts.last_call_s + (settings.preflight_s if failed else 0.0)
     deadline_s = last_call_s + wait_s
     if now_s >= deadline_s:
         return None
@@ -108,8 +110,20 @@ def _last_call(job: JobState, phase: Forming, last_call_s: float, now_s: float) 
     elif len(members.ready) >= settings.replicas + settings.spares:
         return None
     else:
-        report = StatusText(Reason.WAITING_FOR_PODS, f"{_count_text(job)}; waits {wait_s:.0f} s for the others")
+        why = f", since the preflight of {shorten_names(failed, members.name)} has failed" if failed else ""
+        report = StatusText(Reason.WAITING_FOR_PODS, f"{_count_text(job)}; waits {wait_s:.0f} s for the others{why}")
     return Wait(deadline_s, report, phase)
+
+
+def _replaceable(job: JobState) -> list[str]:
+    """Return the pods whose preflight has failed, where spares that are still to come may all take their places.
+
+    Where more have failed than there are spares the job would wait in vain: it may be the image that fails.
+    """
+    failed = list(failed_preflights(job))
+    num_sound = len(job.members.ready) - len(failed)
+    may_help = 0 < len(failed) <= job.settings.spares and num_sound < job.settings.replicas
+    return failed if may_help and not job.rules.has_code else []
 
 
 def _wait_for_pods(job: JobState, phase: Forming, startup_end_s: float, now_s: float) -> Wait | None:

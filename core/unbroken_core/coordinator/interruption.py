@@ -271,9 +271,10 @@ def _outcome(
 
 
 def _worn_spares(job: JobState) -> dict[str, set[int]]:
-    """Return the places of spares whose watches found something, in jobs that act on findings."""
-    if job.settings.health is not HealthMode.ACT or job.rules.has_code:
+    """Return the places of spares of which something was found, in jobs that act on it."""
+    if job.rules.has_code:
         return {}
-    members = job.members
-    worn = (uid for uid in job.health.worn if uid in members.ready and uid not in members.active)
-    return {uid: set(members.by_uid[uid].places) for uid in worn}
+    members, table = job.members, job.health
+    worn = [uid for uid in table.worn if table.is_worn(uid)] if job.settings.health is HealthMode.ACT else []
+    spares = (uid for uid in (*worn, *table.failed) if uid in members.ready and uid not in members.active)
+    return {uid: set(members.by_uid[uid].places) for uid in spares}

@@ -263,10 +263,12 @@ def receive(job: JobState, session: str, message: Union[Report, Heartbeat], now_
     if message.paces:
         receive_paces(job, member, message.paces, now_s)
     if isinstance(message, Heartbeat):
-        _note_stall(job, (place.state for place in member.places.values()), message.checkpoint_s, now_s)
-        newest = max((place.state.iteration for place in member.places.values()), default=-1)
+        workers = [place.state for place in member.places.values()]
+        _note_stall(job, workers, message.checkpoint_s - message.checkpoint_after_s, now_s)
+        newest = max((worker.iteration for worker in workers), default=-1)
         if newest == job.world.iteration:  # Else it tells of one that is over.
             job.progress.step(message.max_step, now_s - max(message.step_ago_s, 0.0), now_s)
+        _note_stall(job, workers, message.checkpoint_s, now_s)
         return
     if message.is_leaving and not member.is_leaving:
         member.is_leaving = True
@@ -275,8 +277,9 @@ def receive(job: JobState, session: str, message: Union[Report, Heartbeat], now_
     if message.health is not None:
         receive_health(job, member, message.health, now_s)
     is_entering = member.uid in job.members.not_entered
-    _note_stall(job, message.workers, message.checkpoint_s, now_s)
+    _note_stall(job, message.workers, message.checkpoint_s - message.checkpoint_after_s, now_s)
     _update(job, member, message.workers, now_s, message.step_ago_s)
+    _note_stall(job, message.workers, message.checkpoint_s, now_s)
     receive_script(job, member)
     receive_exits(job, member)
     receive_fatal_lines(job, member)

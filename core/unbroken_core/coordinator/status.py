@@ -122,7 +122,7 @@ def _health_status(job: JobState, now_s: float) -> HealthStatus:
     untold = {STRAGGLERS: len(members.active)} if has_untold(job, now_s) else {}
     unchecked = tuple(sorted({**table.unchecked, **untold}.items())[:MAX_FINDINGS])
     return HealthStatus(
-        len(table.told), tuple(shown), len(found), unchecked, table.blame.held[:MAX_DETAIL], len(job.paces.measured)
+        table.num_telling, tuple(shown), len(found), unchecked, table.blame.held[:MAX_DETAIL], len(job.paces.measured)
     )
 
 

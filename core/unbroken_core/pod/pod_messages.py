@@ -3,6 +3,7 @@
     agent  <-> launcher     one Unix stream socket a process, one JSON object a line
     agent  <-> worker       the same
     agent  <-  watch        the same; Attach, then Health at each change
+    launcher <- preflight   a pipe; Health after each of its parts
 
 Frozen dataclasses of JSON types only, as in `messages`.
 """
@@ -244,7 +245,8 @@ class Lines:
 
 
 FromWorker = Union[Attach, WorkerReport]
-FromLauncher = Union[Attach, Processes, Lines]
+FromLauncher = Union[Attach, Processes, Lines, Health]
+"""Health: what the pod's preflight has found, before its first process and at each connection."""
 FromWatch = Union[Attach, Health]
 ToWorker = Union[Enter, Leave, Look, Release, Question, Halt]
 ToLauncher = Union[Spawn, End, DumpStack, Inspect, Follow, Shutdown]

@@ -189,6 +189,7 @@ BOUNDS: dict[str, Bound] = {
     "entered_ago_s": _SECONDS,
     "over_ago_s": _SECONDS,
     "step_ago_s": _SECONDS,
+    "checkpoint_after_s": _SECONDS,
     "gained_s": _SECONDS,
     "ran_for_s": _SECONDS,
     "suspended_s": _SECONDS,

@@ -313,6 +313,8 @@ class Report:
     """Of the windows that have ended since the last Report or Heartbeat; no news by itself."""
     step_ago_s: float = 0.0
     """Seconds since the highest step of these workers in their newest iteration was made; 0: just now, or not known."""
+    checkpoint_after_s: float = 0.0
+    """Of `checkpoint_s`, what came after that step."""
 
 
 @dataclass(frozen=True)
@@ -325,7 +327,8 @@ class Heartbeat:
     checkpoint_s: float = 0.0
     paces: tuple[Pace, ...] = ()
     step_ago_s: float = 0.0
-    """All three as in Report."""
+    checkpoint_after_s: float = 0.0
+    """All four as in Report."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ MAX_RANKS_PER_POD = 64
 MAX_PODS = 65_536
 MAX_WINDOW_S = 3600
 """Of a window in which workers measure how busy they are."""
+LEAST_PREFLIGHT_S, MOST_PREFLIGHT_S, USUAL_PREFLIGHT_S = 10, 300, 120
+"""How long a pod may test itself before its first process. The most is less than the usual startup timeout."""
 DEFAULT_ISOLATION_S = 120.0
 """A rendezvous whose node died is back in some 75 s (40 to 50 until the node is NotReady, then a new pod): its agents,
 which leave after 85 s of silence, do not interrupt the training for that. And a rack that died is replaced in 2 min."""
@@ -126,6 +128,10 @@ class JobSettings:
     """As in window_s, which is no shorter than heartbeats allow."""
     pipeline_stages: int = 1
     """Ranks are compared with those of their stage; each has as many neighbouring ranks."""
+    preflight: HealthMode = HealthMode.OFF
+    """What becomes of what pods find of themselves before their first process; OFF: they do not test themselves."""
+    preflight_s: float = float(USUAL_PREFLIGHT_S)
+    """How long that may take."""
     log_rules: tuple[LogRule, ...] = ()
     """What the lines that workers print say of the job."""
     copies: int = 0
@@ -176,6 +182,7 @@ def violations(settings: JobSettings) -> list[str]:
         *_broken(RESTART_RULES, settings),
         *_broken(COPIES_RULES, settings),
         *_broken(STRAGGLER_RULES, settings),
+        *_broken(PREFLIGHT_RULES, settings),
         *_number_violations(settings),
         *_broken(TIMEOUT_RULES, settings.timeouts, "timeouts."),
         *_log_rule_violations(settings),
@@ -397,6 +404,24 @@ STRAGGLER_RULES: tuple[Rule[JobSettings], ...] = (
         "!has(self.health) || !has(self.health.stragglers) || "
         "self.health.stragglers.pipelineStages <= self.replicas * self.ranksPerPod",
         "health.stragglers.pipelineStages must be at most replicas x ranksPerPod",
+    ),
+)
+PREFLIGHT_RULES: tuple[Rule[JobSettings], ...] = (
+    Rule(
+        "health.preflight.timeoutSeconds",
+        lambda job: LEAST_PREFLIGHT_S <= job.preflight_s <= MOST_PREFLIGHT_S,
+        lambda job: f"want {LEAST_PREFLIGHT_S} to {MOST_PREFLIGHT_S} seconds, got {job.preflight_s:g}",
+    ),
+    Rule(
+        "health.preflight.timeoutSeconds",
+        lambda job: job.preflight is HealthMode.OFF or job.preflight_s < job.timeouts.startup_s,
+        lambda job: (
+            f"want less than timeouts.startupSeconds ({job.timeouts.startup_s:g}), in which a pod gets ready, "
+            f"got {job.preflight_s:g}"
+        ),
+        "!has(self.health) || !has(self.health.preflight) || self.health.preflight.mode == 'Off' || "
+        "!has(self.timeouts) || self.health.preflight.timeoutSeconds < self.timeouts.startupSeconds",
+        "health.preflight.timeoutSeconds must be less than timeouts.startupSeconds",
     ),
 )
 TIMEOUT_RULES: tuple[Rule[Timeouts], ...] = (

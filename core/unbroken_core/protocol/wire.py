@@ -18,7 +18,7 @@ from typing import Any, TypeVar, Union, cast
 from unbroken_core.protocol import messages
 from unbroken_core.protocol.bounds import Bound, bound_of
 from unbroken_core.protocol.log_rules.rules import LogRanks, LogRule
-from unbroken_core.protocol.settings import HealthMode, JobSettings, StragglerMode
+from unbroken_core.protocol.settings import USUAL_PREFLIGHT_S, HealthMode, JobSettings, StragglerMode
 from unbroken_core.vocabulary.checkpoints import Candidate, Held, MemoryStatus, Restore
 from unbroken_core.vocabulary.errors import InputError, WireError
 from unbroken_core.vocabulary.layers import Layer
@@ -53,9 +53,10 @@ A field that a release adds to settings (JobSettings, Timeouts, RungBudget, Laye
 image of the release before knows no such field, and refuses it.
 """
 _STRAGGLERS = {"stragglers": StragglerMode.REPORT, "straggler_window_s": 60.0, "pipeline_stages": 1}
+_PREFLIGHT = {"preflight": HealthMode.OFF, "preflight_s": float(USUAL_PREFLIGHT_S)}
 _USUAL |= {
     LogRule: {"within_s": None, "every_s": None, "ranks": LogRanks.FIRST},
-    JobSettings: {"copies": 0, "across": "", "health": HealthMode.OBSERVE, "log_rules": ()} | _STRAGGLERS,
+    JobSettings: {"copies": 0, "across": "", "health": HealthMode.OBSERVE, "log_rules": ()} | _STRAGGLERS | _PREFLIGHT,
     messages.Welcome: {"copies": 0},
     Held: {"copies": (), "host": "", "port": 0, "problems": (), "disk": None},
     Candidate: {"fetches": ()},
@@ -63,8 +64,8 @@ _USUAL |= {
     MemoryStatus: {"across": "", "disk_step": -1, "disk_every": 0, "disk_problem": ""},
     messages.PodStatus: {"unfit": ""},
     messages.Hello: {"checkpoint_s": 0.0, "step_ago_s": 0.0},
-    messages.Report: {"checkpoint_s": 0.0, "paces": (), "step_ago_s": 0.0},
-    messages.Heartbeat: {"checkpoint_s": 0.0, "paces": (), "step_ago_s": 0.0},
+    messages.Report: {"checkpoint_s": 0.0, "paces": (), "step_ago_s": 0.0, "checkpoint_after_s": 0.0},
+    messages.Heartbeat: {"checkpoint_s": 0.0, "paces": (), "step_ago_s": 0.0, "checkpoint_after_s": 0.0},
     messages.TimeSpent: {"checkpoint_s": 0.0},
     messages.JobStatus: {"health": None},
 }

@@ -9,12 +9,16 @@ degraded, unknown, what the script causes          none
 links of two pods in one domain                    the domain is blamed, and no pod of it
 strikes against two pods within BREAKER_S          the breaker opens: they may all be false, so none is believed
 MAX_BLAMED within BUDGET_S                         nobody is blamed any more: a trainer can forge findings in each pod
+
+a fatal finding of the preflight                   a strike of its own kind, which opens and holds nothing above
+such strikes against more than half of the pods     none is believed: pods share an image, which may be at fault
+one that was believed within BUDGET_S              no other one is
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from unbroken_core.vocabulary.findings import LOG_LINES, STRAGGLERS, Finding, Health, Verdict
+from unbroken_core.vocabulary.findings import LOG_LINES, PREFLIGHT, STRAGGLERS, Finding, Health, Verdict
 from unbroken_core.vocabulary.plurals import counted
 from unbroken_core.vocabulary.reasons import Cause
 
@@ -88,6 +92,38 @@ def strike_of(health: Health | None) -> Strike | None:
         return Strike(slow[0], False, False, True)
     is_link = all(each.check in LINK_CHECKS for each in suspect)
     return Strike((confirmed or suspect)[0], False, is_link)
+
+
+def preflight_strike_of(findings: Iterable[Finding]) -> Strike | None:
+    """Return what the preflight of a pod says against it; None: nothing, or not for sure."""
+    fatal = [each for each in findings if each.check in PREFLIGHT and each.verdict is Verdict.FATAL]
+    return Strike(min(fatal, key=lambda each: (each.check, each.entity)), True, False) if fatal else None
+
+
+def assess_preflights(
+    failed: Mapping[str, Strike],
+    num_told: int,
+    believed: Collection[str],
+    recent: Collection[str],
+    num_lately: int = 0,
+) -> Blame:
+    """Return who of the pods whose preflight has failed may be blamed: one of them, and no other one within BUDGET_S.
+
+    `num_told`: how many pods have said how their preflight went. `believed` and `num_lately` as in `assess`. `recent`:
+    pods that were blamed for it within BUDGET_S.
+    """
+    kept = {uid: strike for uid, strike in failed.items() if uid in believed}
+    fresh = {uid: strike for uid, strike in failed.items() if uid not in believed}
+    minutes = f"{BUDGET_S / 60:.0f} min"
+    if fresh and len(failed) > 1 and 2 * len(failed) > num_told:
+        text = f"the preflight of {len(failed)} of {counted(num_told, 'pod')} has failed"
+        return Blame(kept, held=f"{text}, which may be a false alarm: no ranks move for it, and no pod is replaced")
+    if fresh and recent:
+        more = f"the preflight of {counted(len(fresh), 'more pod')} has failed"
+        return Blame(kept, held=f"{more} within {minutes} after one had to move: no other one does for it")
+    if fresh and num_lately >= MAX_BLAMED:
+        return Blame(kept, held=f"findings have moved {counted(num_lately, 'pod')} within {minutes}: no more for now")
+    return Blame({**kept, **fresh})
 
 
 def assess(

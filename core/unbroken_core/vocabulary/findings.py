@@ -10,6 +10,9 @@ STRAGGLERS = "stragglers"
 """The check that no watch makes: it needs all ranks."""
 LOG_LINES = "log-lines"
 """What the agent makes of workers' lines, by the log rules of the job; the entity is the rule. No watch makes it."""
+VERSIONS, DEVICES, MATMUL, LOOPBACK = (f"preflight-{name}" for name in ("versions", "devices", "matmul", "loopback"))
+PREFLIGHT = (VERSIONS, DEVICES, MATMUL, LOOPBACK)
+"""What a pod's preflight has found before its first process: told once, by its launcher. No watch makes them."""
 
 
 class Verdict(Word):
@@ -40,7 +43,7 @@ class Finding:
 
     check: str
     """Of a closed list where it is built in: gpu, gpu-events, ports, network, pcie, storage, memory, oom, clock; the
-    coordinator's own: stragglers; the agent's: log-lines."""
+    coordinator's own: stragglers; the agent's: log-lines; of the preflight: PREFLIGHT."""
     entity: str
     """What was looked at: a GPU's UUID, an adapter's port, a path; "" for all that the check looks at."""
     verdict: Verdict

@@ -14,8 +14,16 @@ from unbroken_core.protocol.log_rules.rules import (
     LogRanks,
     LogVerdict,
 )
-from unbroken_core.protocol.settings import MAX_RANKS_PER_POD, MAX_WINDOW_S, HealthMode, StragglerMode
-from unbroken_core.vocabulary.findings import LOG_LINES, STRAGGLERS
+from unbroken_core.protocol.settings import (
+    LEAST_PREFLIGHT_S,
+    MAX_RANKS_PER_POD,
+    MAX_WINDOW_S,
+    MOST_PREFLIGHT_S,
+    USUAL_PREFLIGHT_S,
+    HealthMode,
+    StragglerMode,
+)
+from unbroken_core.vocabulary.findings import LOG_LINES, PREFLIGHT, STRAGGLERS
 from unbroken_operator.api.model_base import Model, rule, rules
 
 MAX_PATHS = 8
@@ -39,6 +47,7 @@ BUILT_IN = (
         "extensions",
     ),
     STRAGGLERS,
+    *PREFLIGHT,
 )
 """Names of checks that no probe may have."""
 _IS_UNIQUE = "!has(self.probes) || self.probes.all(one, self.probes.exists_one(other, other.name == one.name))"
@@ -123,6 +132,18 @@ class LogRuleSpec(Model):
     """From whom lines are expected: rank 0, or every rank."""
 
 
+class PreflightSpec(Model):
+    """What each pod finds of itself before its first process: versions, devices, products of small numbers on each of
+    them, and a collective of them all."""
+
+    mode: HealthMode = HealthMode.OFF
+    """Off: pods do not test themselves. Observe: what is found is told, and changes nothing. Act: who is broken gets no
+    rank while others are there, as far as spares go."""
+    timeout_seconds: Annotated[int, Field(ge=LEAST_PREFLIGHT_S, le=MOST_PREFLIGHT_S)] = USUAL_PREFLIGHT_S
+    """So long it may take; of what has not ended by then nothing is known. It must be less than
+    timeouts.startupSeconds, which it is a part of."""
+
+
 class HealthSpec(Model):
     """The watch on devices, links and nodes."""
 
@@ -146,6 +167,8 @@ class HealthSpec(Model):
     """Commands that look at more, each on a schedule of its own; 16 KiB of commands in all."""
     stragglers: StragglerSpec = StragglerSpec()
     """Which ranks hold all others up."""
+    preflight: PreflightSpec = PreflightSpec()
+    """What pods test before their first process, whatever `mode` is."""
     log_rules: Annotated[tuple[LogRuleSpec, ...], Field(max_length=MAX_RULES)] = ()
     """What lines that workers print mean, whatever `mode` is."""
 

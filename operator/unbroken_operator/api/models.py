@@ -15,6 +15,7 @@ from unbroken_core.protocol.settings import (
     LAYER_LIMITS,
     MAX_PODS,
     MAX_RANKS_PER_POD,
+    PREFLIGHT_RULES,
     RESTART_RULES,
     SIZE_RULES,
     STRAGGLER_RULES,
@@ -237,6 +238,7 @@ class Spec(Model):
             *cel_rules(RESTART_RULES),
             *cel_rules(COPIES_RULES),
             *cel_rules(STRAGGLER_RULES),
+            *cel_rules(PREFLIGHT_RULES),
             ACROSS_PRESET,
             *(rule(cel_of(row), row.message, row.field_path) for row in MEMORY_RULES),
             rule(

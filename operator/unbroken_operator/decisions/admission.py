@@ -245,6 +245,8 @@ def _settings_fields(spec: Spec) -> dict[str, Any]:
         "stragglers": spec.health.stragglers.mode,
         "straggler_window_s": float(spec.health.stragglers.window_seconds),
         "pipeline_stages": spec.health.stragglers.pipeline_stages,
+        "preflight": spec.health.preflight.mode,
+        "preflight_s": float(spec.health.preflight.timeout_seconds),
         "log_rules": tuple(
             LogRule(
                 rule.name,

@@ -131,12 +131,13 @@ def _stuck_ends(snapshot: Snapshot, assessment: Assessment) -> Iterator[tuple[Po
 
 
 def unfit(snapshot: Snapshot, settings: JobSettings, assessment: Assessment) -> Iterator[Action]:
-    """Delete pods whose watch found a broken device, once their ranks are elsewhere: others take their place."""
+    """Delete pods whose watch or preflight found a broken device, once their ranks are elsewhere: others take their
+    place."""
     report = assessment.report
     is_sure = report is not None and report.phase is JobPhase.RUNNING and snapshot.is_reachable
-    if settings.health is not HealthMode.ACT or not is_sure:
+    if HealthMode.ACT not in (settings.health, settings.preflight) or not is_sure:
         return
     for pod in assessment.alive:
         member = assessment.members.get(pod.uid)
         if member is not None and member.unfit and not member.ranks:
-            yield DeletePod(pod.name, pod.uid, f"its watch says: {member.unfit[:200]}")
+            yield DeletePod(pod.name, pod.uid, f"it was found to be broken: {member.unfit[:200]}")

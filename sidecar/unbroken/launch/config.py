@@ -40,6 +40,10 @@ class LaunchConfig:
     """Whether each worker's process is named when it starts."""
     watch_delay_s: float | None
     """How long after the first worker the watch on devices and links is started; None: there is none."""
+    preflight_s: float | None
+    """How long the pod may test itself before its first process; None: it does not."""
+    preflight_devices: int | None
+    """GPUs that it should find then; None: as many as there are."""
     preimport: tuple[str, ...] | None
     """Modules that the fork server imports once; (): no fork server; None: what the script imports."""
 
@@ -77,6 +81,8 @@ def read_config(arguments: Sequence[str], environment: Mapping[str, str] | None 
         is_supervised=parsed.supervised,
         does_name_processes=parsed.name_processes,
         watch_delay_s=_seconds(source, "UNBROKEN_WATCH_DELAY", "5") if source.get("UNBROKEN_WATCH") == "1" else None,
+        preflight_s=_seconds(source, "UNBROKEN_PREFLIGHT") if source.get("UNBROKEN_PREFLIGHT") else None,
+        preflight_devices=_devices(source),
         preimport=_preimport(source.get("UNBROKEN_PREIMPORT")),
     )
 
@@ -99,6 +105,16 @@ def _seconds(source: Mapping[str, str], name: str, usual: str = "0") -> float:
     if not 0 <= seconds < float("inf"):
         raise InputError(f"{name}: want seconds, at least 0, got {text!r}")
     return seconds
+
+
+def _devices(source: Mapping[str, str]) -> int | None:
+    """Return how many GPUs there should be; None where nobody says, or the pod hides some from itself."""
+    text = source.get("UNBROKEN_PREFLIGHT_DEVICES", "")
+    if not text or "CUDA_VISIBLE_DEVICES" in source:
+        return None
+    if not text.isascii() or not text.isdigit():
+        raise InputError(f"UNBROKEN_PREFLIGHT_DEVICES: want a number, got {text!r}")
+    return int(text)
 
 
 def _ranks_per_pod(text: str) -> int:

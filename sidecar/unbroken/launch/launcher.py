@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from unbroken.launch.config import LaunchConfig
 from unbroken.launch.link import LauncherLink
@@ -19,6 +20,9 @@ from unbroken.launch.watch_process import WatchProcess
 from unbroken.launch.workers import Workers
 from unbroken_core.pod.pod_messages import DumpStack, End, Follow, Inspect, Processes, Shutdown, Spawn, ToLauncher
 from unbroken_core.vocabulary.errors import assert_never
+
+if TYPE_CHECKING:
+    from unbroken.launch.preflight_process import PodPreflight
 
 _LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -34,7 +38,11 @@ class Launcher:
         self._stdout, self._stderr = Console(sys.stdout.fileno()), Console(sys.stderr.fileno())
         self._workers = Workers(config, self._stdout, self._stderr)
         self._watch = WatchProcess(config)
-        self._workers.note_other_end = self._watch.note_end
+        self._workers.note_other_end = self._note_other_end
+        self._preflight = _make_preflight(config)
+        """What the pod finds of itself before its first process; None: it does not look."""
+        self._is_preflight_told = self._preflight is None
+        """Until then the agent is told of no places, so that the pod is not ready."""
         self._link = LauncherLink(config.directory / "agent.sock")
         self._streams: list[Stream] = []
         self._reported: Processes | None = None
@@ -54,6 +62,8 @@ class Launcher:
         adopt_orphans()
         wake = self._take_signals()
         self._workers.prepare(time.monotonic())
+        if self._preflight is not None:
+            self._preflight.start(time.monotonic())
         try:
             while not self._is_over():
                 self._turn(wake)
@@ -63,6 +73,8 @@ class Launcher:
             self._link.close()
             self._workers.close()
             self._watch.close()
+            if self._preflight is not None:
+                self._preflight.close()
             wake.close()
         # Once all has been well, the pod is as good as the ends of its workers.
         return self._exit_code or self._workers.failed_end
@@ -97,6 +109,7 @@ class Launcher:
         # Always: the byte of a SIGCHLD may be lost when the socket is full, and reaping costs one call.
         if self._workers.reap() and not self._is_leaving and self._exit_code is None:
             self._workers.start_waiting(time.monotonic())
+        self._settle_preflight(ready)
         # After what orders starts, and what ends the fork server: nothing else may happen for a minute.
         self._workers.advance_starts(time.monotonic())
         self._check_deadlines(time.monotonic())
@@ -110,6 +123,8 @@ class Launcher:
             poller.register(self._link.socket, select.POLLIN | (select.POLLOUT if self._link.has_unsent else 0))
         for descriptor in self._workers.descriptors:
             poller.register(descriptor, select.POLLIN)
+        if self._preflight is not None and self._preflight.descriptor is not None:
+            poller.register(self._preflight.descriptor, select.POLLIN)
         self._streams += self._workers.take_new_streams()
         for stream in self._streams:
             if stream.is_open and not stream.console.is_full:
@@ -129,6 +144,27 @@ class Launcher:
             if console.has_output:
                 console.flush_some()
         self._streams = [stream for stream in self._streams if stream.is_open]
+
+    def _settle_preflight(self, ready: set[int]) -> None:
+        """Go on with the preflight; once it is over, say what it has found."""
+        preflight = self._preflight
+        if preflight is None or self._is_preflight_told:
+            return
+        if preflight.descriptor in ready:
+            preflight.pump()
+        preflight.check(time.monotonic())
+        if preflight.health is None:
+            return
+        self._is_preflight_told = True
+        for text in preflight.complaints:
+            complain(self._stderr, text)
+        self._link.send(preflight.health)
+
+    def _note_other_end(self, pid: int) -> None:
+        """Note the end of a child that was no worker."""
+        self._watch.note_end(pid)
+        if self._preflight is not None:
+            self._preflight.note_end(pid)
 
     def _tell_lines(self, looked_s: float) -> None:
         """Tell the agent what log rules have found. What was printed until `looked_s` was read, unless it must wait."""
@@ -165,7 +201,7 @@ class Launcher:
             self._give_up_at_s,
             self._complain_at_s,
         ]
-        due += [self._drain_until_s, self._watch.due_s]
+        due += [self._drain_until_s, self._watch.due_s, None if self._preflight is None else self._preflight.due_s]
         if self._workers.line_rules is not None and self._is_taking_lines:
             due.append(self._workers.line_rules.due_s)
         return min((at_s for at_s in due if at_s is not None), default=None)
@@ -202,8 +238,11 @@ class Launcher:
         if self._link.retry_at_s is None or now_s < self._link.retry_at_s:
             return
         state = self._state()
-        if self._link.connect(state, now_s):
-            self._reported = state
+        # What was found comes first: who hears of places that are ready knows it.
+        found = None if self._preflight is None else self._preflight.health
+        words = () if not self._is_preflight_told else (state,) if found is None else (found, state)
+        if self._link.connect(words, now_s):
+            self._reported = state if words else None
             self._give_up_at_s = self._complain_at_s = None
 
     def _state(self) -> Processes:
@@ -211,6 +250,8 @@ class Launcher:
 
     def _report(self) -> None:
         """Report changes to the agent."""
+        if not self._is_preflight_told:
+            return
         state = self._state()
         if state != self._reported:
             self._reported = state
@@ -292,3 +333,11 @@ class Launcher:
             for console in consoles:
                 console.flush_some()
             consoles = [console for console in consoles if console.has_output]
+
+
+def _make_preflight(config: LaunchConfig) -> "PodPreflight | None":
+    if config.preflight_s is None:
+        return None
+    from unbroken.launch.preflight_process import PodPreflight  # noqa: PLC0415 - no job without one loads it
+
+    return PodPreflight(config, config.preflight_s)

@@ -2,13 +2,14 @@
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from unbroken_core.pod.pod_messages import Attach, Lines, Processes, ToLauncher
 from unbroken_core.protocol import wire
 from unbroken_core.protocol.messages import PROTOCOL
 from unbroken_core.vocabulary.errors import WireError
+from unbroken_core.vocabulary.findings import Health
 
 _FIRST_RETRY_S = 0.01
 _LAST_RETRY_S = 0.5
@@ -41,7 +42,7 @@ class LauncherLink:
         """Whether to wait until the socket can be written."""
         return bool(self._unsent)
 
-    def connect(self, state: Processes, now_s: float) -> bool:
+    def connect(self, words: Sequence[Processes | Health], now_s: float) -> bool:
         """Try to connect and to send everything; return whether it worked."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.setblocking(False)
@@ -55,11 +56,12 @@ class LauncherLink:
         self._socket, self.retry_at_s, self._retry_s = connection, None, _FIRST_RETRY_S
         self._unread, self._unsent, self.was_connected = b"", b"", True
         self._send(wire.encode(Attach(PROTOCOL, "launcher", os.getpid())))
-        self._send(wire.encode(state))
+        for word in words:
+            self._send(wire.encode(word))
         return True
 
-    def send(self, state: Processes | Lines) -> None:
-        """Send the state, or what was printed; without a connection it is sent on the next one."""
+    def send(self, state: Processes | Lines | Health) -> None:
+        """Send the state, what was printed or what was found; without a connection it is sent on the next one."""
         if self._socket is not None:
             self._send(wire.encode(state))
 

@@ -22,6 +22,11 @@ Tell = Callable[[Any], None]
 class EndedError(Exception):
     """The child has ended without a word; the message says how."""
 
+    def __init__(self, how: str, number: int = 0) -> None:
+        """`number`: of the signal that has ended it; 0: none."""
+        super().__init__(how)
+        self.number = number
+
 
 class Forked:
     """One child. It ends with its parent."""
@@ -48,7 +53,7 @@ class Forked:
                 raise TimeoutError
             data = os.read(self._reader, 1 << 20)
             if not data or len(self._unread) > _MAX_LINE_BYTES:
-                raise EndedError(self._ending())
+                raise self._ending()
             self._unread += data
         line, _, self._unread = self._unread.partition(b"\n")
         return json.loads(line)
@@ -60,12 +65,14 @@ class Forked:
             self._wait()
         os.close(self._reader)
 
-    def _ending(self) -> str:
+    def _ending(self) -> EndedError:
         status = self._wait()
         if status is None:
-            return "has closed its end, and lives"
+            return EndedError("has closed its end, and lives")
         code = os.waitstatus_to_exitcode(status)
-        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        if code < 0:
+            return EndedError(f"was ended by {signal.Signals(-code).name}", -code)
+        return EndedError(f"ended with exit code {code}")
 
     def _wait(self) -> int | None:
         until_s = time.monotonic() + _MAX_ENDING_S

@@ -6,8 +6,10 @@ Each part runs in a child of its own, so that a GPU that hangs is a finding, and
 import ctypes
 import functools
 import os
+import signal
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,9 +17,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined] # torch does not export them by name
 
-from unbroken.preflight.exchange import Seat, exchange, told
+from unbroken.preflight.exchange import Seat, WrongDataError, exchange, told
 from unbroken.preflight.forked import ChildAnswer, EndedError, answer_of, answers_of
 from unbroken.preflight.meeting import first_line
+from unbroken.preflight.outcomes import CheckEnding, CheckOutcome
 from unbroken.watch.errors import NotCheckedError
 from unbroken.watch.nvml import Library
 
@@ -29,44 +32,77 @@ Check = dict[str, str]
 """`check`, `entity`, `verdict` (ok, bad), `message`."""
 
 
+@dataclass(frozen=True)
+class PartOfChecks:
+    """What one part of the checks has found."""
+
+    outcomes: tuple[CheckOutcome, ...]
+    gpus: int = 0
+    versions: dict[str, str] = field(default_factory=dict)
+
+
 def own_checks(num_devices: int | None, limit_s: float, is_verbose: bool = False) -> dict[str, Any]:
     """Return versions, the number of GPUs and the findings of all checks. `num_devices`: the GPUs that there should be.
 
     None: as many as there are.
     """
+    versions: dict[str, str] = {}
+    gpus, checks = 0, []
+    for part in parts(num_devices, lambda _num_left: limit_s):
+        versions, gpus = part.versions, part.gpus
+        checks += [_check(outcome) for outcome in part.outcomes]
+    return {"versions": versions, "gpus": gpus, "checks": checks}
+
+
+def parts(num_devices: int | None, limit_of: Callable[[int], float]) -> Iterator[PartOfChecks]:
+    """Run the checks, and yield what each part of them has found: devices, products, the loopback collective.
+
+    `limit_of` returns for how long a part may run, when so many are left, itself included.
+    """
+    limit_s = limit_of(3)
     try:
         facts = answer_of(_facts, min(limit_s, _FACTS_LIMIT_S))
     except (TimeoutError, EndedError) as error:
-        message = f"torch does not say which GPUs there are: {_reason(error, limit_s)}"
-        return {"versions": {}, "gpus": 0, "checks": [_check("devices", "", message)]}
-    gpus = int(facts["gpus"])
+        ending, why = _reason(error, min(limit_s, _FACTS_LIMIT_S))
+        yield PartOfChecks((CheckOutcome("devices", "", ending, f"torch does not say which GPUs there are: {why}"),))
+        return
+    gpus, versions = int(facts["gpus"]), dict(facts["versions"])
+    yield PartOfChecks((_counted(gpus, int(facts["nvml"]), num_devices, versions),), gpus, versions)
     devices = [f"cuda:{number}" for number in range(gpus)] or ["cpu"]
-    checks = [_check("devices", "", _wrong_number(gpus, int(facts["nvml"]), num_devices, facts["versions"]))]
-    products = answers_of([functools.partial(_multiply, device) for device in ["cpu", *devices[: gpus or 0]]], limit_s)
-    for device, product in zip(["cpu", *devices[: gpus or 0]], products, strict=True):
-        checks.append(_check("matmul", device, _said(product, limit_s)))
-    checks.append(_check("loopback", "", _loopback(devices, limit_s)))
-    return {"versions": facts["versions"], "gpus": gpus, "checks": checks}
+    names, limit_s = ["cpu", *devices[: gpus or 0]], limit_of(2)
+    products = answers_of([functools.partial(_multiply, device) for device in names], limit_s)
+    found = (CheckOutcome("matmul", name, *_said(each, limit_s)) for name, each in zip(names, products, strict=True))
+    yield PartOfChecks(tuple(found), gpus, versions)
+    yield PartOfChecks((CheckOutcome("loopback", "", *_loopback(devices, limit_of(1))),), gpus, versions)
 
 
-def _check(check: str, entity: str, message: str) -> Check:
-    return {"check": check, "entity": entity, "verdict": "bad" if message else "ok", "message": message}
+def _check(outcome: CheckOutcome) -> Check:
+    verdict = "bad" if outcome.message else "ok"
+    return {"check": outcome.check, "entity": outcome.entity, "verdict": verdict, "message": outcome.message}
 
 
-def _reason(error: Exception | None, limit_s: float) -> str:
-    return f"no end within {limit_s:g} s" if isinstance(error, TimeoutError) else f"its process {error}"
+def _reason(error: Exception | None, limit_s: float) -> tuple[CheckEnding, str]:
+    if isinstance(error, TimeoutError):
+        return CheckEnding.SILENT, f"no end within {limit_s:.3g} s"
+    is_killed = isinstance(error, EndedError) and error.number == signal.SIGKILL
+    return CheckEnding.KILLED if is_killed else CheckEnding.DEAD, f"its process {error}"
 
 
-def _said(answer: ChildAnswer, limit_s: float) -> str:
-    return str(answer.value) if answer.error is None else _reason(answer.error, limit_s)
+def _said(answer: ChildAnswer, limit_s: float) -> tuple[CheckEnding, str]:
+    """Return how a check has ended by what its process says: the word of an ending, and the message."""
+    if answer.error is not None:
+        return _reason(answer.error, limit_s)
+    ending, message = answer.value
+    return CheckEnding(ending), str(message)
 
 
-def _wrong_number(gpus: int, seen: int, wanted: int | None, versions: dict[str, str]) -> str:
+def _counted(gpus: int, seen: int, wanted: int | None, versions: dict[str, str]) -> CheckOutcome:
+    message, ending = "", CheckEnding.WELL
     if wanted is not None and gpus != wanted:
-        return f"want {wanted} GPUs, got {gpus}"
-    if versions.get("cuda") and seen > 0 and gpus == 0:
-        return f"torch can use none of the {seen} GPUs that the driver shows"
-    return ""
+        message, ending = f"want {wanted} GPUs, got {gpus}", CheckEnding.WRONG if gpus < wanted else CheckEnding.MORE
+    elif versions.get("cuda") and seen > 0 and gpus == 0:
+        message, ending = f"torch can use none of the {seen} GPUs that the driver shows", CheckEnding.WRONG
+    return CheckOutcome("devices", "", ending, message)
 
 
 def _facts() -> dict[str, Any]:
@@ -90,8 +126,8 @@ def _driver() -> tuple[str, int]:
         return "", 0
 
 
-def _multiply(name: str) -> str:
-    """Return what is wrong with products of which each number is known exactly; "" when nothing is."""
+def _multiply(name: str) -> tuple[CheckEnding, str]:
+    """Return what is wrong with products of which each number is known exactly."""
     device = torch.device(name)
     size, repeats = (_CPU_SIZE, 2) if device.type == "cpu" else (_GPU_SIZE, 8)
     try:
@@ -108,10 +144,10 @@ def _multiply(name: str) -> str:
                 if not torch.equal(got, wanted):
                     num_wrong = int((got != wanted).sum())
                     what = str(dtype).removeprefix("torch.")
-                    return f"{what}: {num_wrong} of {wanted.numel()} products are wrong"
+                    return CheckEnding.WRONG, f"{what}: {num_wrong} of {wanted.numel()} products are wrong"
     except Exception as error:
-        return f"{type(error).__name__}: {first_line(error)}"
-    return ""
+        return CheckEnding.ERROR, f"{type(error).__name__}: {first_line(error)}"
+    return CheckEnding.WELL, ""
 
 
 class _Factors(NamedTuple):
@@ -130,7 +166,7 @@ class _Factors(NamedTuple):
         return torch.tensor(rows)[index], torch.tensor(columns)[index].t(), torch.tensor(sums)[index][:, index]
 
 
-def _loopback(devices: Sequence[str], limit_s: float) -> str:
+def _loopback(devices: Sequence[str], limit_s: float) -> tuple[CheckEnding, str]:
     """Return what is wrong with a collective of all devices of this host; of two processes where there is no GPU."""
     is_gpu = devices[0] != "cpu"
     devices = devices if is_gpu else ["cpu", "cpu"]
@@ -142,10 +178,13 @@ def _loopback(devices: Sequence[str], limit_s: float) -> str:
         answers = answers_of(ranks, limit_s)
     for rank, answer in enumerate(answers):
         if answer.error is not None:
-            return f"rank {rank}: {_reason(answer.error, limit_s)}"
+            ending, why = _reason(answer.error, limit_s)
+            return ending, f"rank {rank}: {why}"
         if not answer.value["passed"]:
-            return f"rank {rank}: {answer.value['why']}"
-    return ""
+            why = str(answer.value["why"])
+            is_wrong = why.startswith(WrongDataError.__name__)
+            return CheckEnding.WRONG if is_wrong else CheckEnding.ERROR, f"rank {rank}: {why}"
+    return CheckEnding.WELL, ""
 
 
 def _loopback_rank(path: Path, rank: int, devices: Sequence[str], limit_s: float) -> dict[str, object]:

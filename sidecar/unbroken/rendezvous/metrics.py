@@ -225,7 +225,9 @@ def _health(status: JobStatus) -> Iterator[Metric]:
     if status.health is None:
         return
     found = GaugeMetricFamily(
-        "unbroken_health_findings", "Findings of the pods' watches by verdict, the worst 64.", labels=["verdict"]
+        "unbroken_health_findings",
+        "Findings of the pods' watches and preflights by verdict, the worst 64.",
+        labels=["verdict"],
     )
     verdicts = [item.finding.verdict for item in status.health.findings]
     for verdict in (Verdict.DEGRADED, Verdict.SUSPECT, Verdict.FATAL):
@@ -239,7 +241,7 @@ def _health(status: JobStatus) -> Iterator[Metric]:
             "Ranks whose busy time was compared in the last window; whether others are slow is not known.",
             status.health.num_paced,
         )
-    yield _gauge("unbroken_health_pods", "Pods whose watch has said something.", status.health.num_pods)
+    yield _gauge("unbroken_health_pods", "Pods whose watch or preflight has said something.", status.health.num_pods)
     yield _gauge(
         "unbroken_health_unchecked",
         "Checks that could not look in some pod: no library, field or path.",

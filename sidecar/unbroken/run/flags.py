@@ -17,6 +17,7 @@ _FLAGS = {
     "maxFaultsPerRank": "--max-faults-per-rank",
     "restart.growBackSeconds": "--grow-back",
     "health.logRules": "--log-rules",
+    "health.preflight.timeoutSeconds": "--preflight-timeout",
     "memory.replicas": "--memory-replicas",
     "memory.across": "--memory-across",
     "timeouts.softSeconds": "--soft-timeout",

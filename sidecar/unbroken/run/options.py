@@ -13,7 +13,15 @@ from typing import NoReturn
 
 from unbroken.run.log_rules import read_log_rules
 from unbroken.run.memory_folder import read_size
-from unbroken_core.protocol.settings import DEFAULT_RUNGS, HealthMode, JobSettings, RungBudget, StragglerMode, Timeouts
+from unbroken_core.protocol.settings import (
+    DEFAULT_RUNGS,
+    USUAL_PREFLIGHT_S,
+    HealthMode,
+    JobSettings,
+    RungBudget,
+    StragglerMode,
+    Timeouts,
+)
 from unbroken_core.vocabulary.errors import InputError
 from unbroken_core.vocabulary.layers import Layer
 from unbroken_core.vocabulary.plurals import counted
@@ -81,6 +89,8 @@ def read_options(arguments: Sequence[str] | None) -> RunOptions:
         stragglers=StragglerMode(parsed.stragglers),
         straggler_window_s=parsed.straggler_window,
         pipeline_stages=parsed.pipeline_stages,
+        preflight=HealthMode(parsed.preflight),
+        preflight_s=parsed.preflight_timeout,
         log_rules=() if parsed.log_rules is None else read_log_rules(parsed.log_rules),
     )
     return RunOptions(
@@ -201,6 +211,19 @@ def _add_health(parser: argparse.ArgumentParser) -> None:
     )
     health.add_argument(
         "--pipeline-stages", type=int, default=1, metavar="N", help="compare them within their pipeline stage (1)"
+    )
+    health.add_argument(
+        "--preflight",
+        choices=[mode.value for mode in HealthMode],
+        default=HealthMode.OFF.value,
+        help="let each pod test itself before its first process: Observe tells, Act passes over who is broken (Off)",
+    )
+    health.add_argument(
+        "--preflight-timeout",
+        type=float,
+        default=float(USUAL_PREFLIGHT_S),
+        metavar="S",
+        help=f"for so many seconds at most ({USUAL_PREFLIGHT_S})",
     )
     health.add_argument(
         "--log-rules", metavar="JSON", help="what workers' lines mean: a list as in spec.health.logRules, or its file"

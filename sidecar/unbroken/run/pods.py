@@ -151,6 +151,8 @@ class Recipes:
         }
         if self.options.settings.health is not HealthMode.OFF:
             environment["UNBROKEN_WATCH"] = "1"
+        if self.options.settings.preflight is not HealthMode.OFF:
+            environment["UNBROKEN_PREFLIGHT"] = f"{self.options.settings.preflight_s:g}"
         if self.memory is not None:
             environment["UNBROKEN_MEMORY_LIMIT"] = str(self.options.memory_bytes)
         if self.options.log_dir is not None:

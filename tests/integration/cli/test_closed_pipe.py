@@ -1,4 +1,4 @@
-"""Commands whose reader has gone, as in `unbroken local status | head -1`."""
+"""Commands whose reader has gone, as in `unbroken local status | head -1`, and those ended by Ctrl-C."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from unbroken_core.conventions.console import CLOSED_PIPE
+from unbroken_core.conventions.console import CLOSED_PIPE, INTERRUPTED
 
 SOCKET = """
 import sys
@@ -23,6 +23,17 @@ def command():
     for number in range(100_000):
         print(number)
     return 0
+sys.exit(run_command(command))
+"""
+
+INTERRUPT = """
+import os, signal, sys, time
+from unbroken_core.conventions.console import run_command
+def command():
+    print("so far", end="")
+    os.kill(os.getpid(), signal.SIGINT)
+    while True:
+        time.sleep(1)
 sys.exit(run_command(command))
 """
 
@@ -55,3 +66,8 @@ def test_a_broken_connection_elsewhere_is_not_taken_for_a_reader_that_has_gone()
     ended = subprocess.run([sys.executable, "-c", SOCKET], capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 1
     assert "BrokenPipeError: of a socket" in ended.stderr
+
+
+def test_a_command_that_ctrl_c_ends_says_no_more_than_it_had() -> None:
+    ended = subprocess.run([sys.executable, "-c", INTERRUPT], capture_output=True, text=True, timeout=100, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (INTERRUPTED, "so far", "")

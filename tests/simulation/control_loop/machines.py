@@ -308,8 +308,9 @@ class Machines:
 
     def _end(self, machine: Machine, container: Container) -> None:
         """End a pod with its grace."""
-        if container.is_ending:
+        if container.is_ending and container.is_running:
             return
+        # One that has ended while its node was cut off is removed now.
         container.is_ending = True
         if container.is_running:
             self.world.end_container(container)

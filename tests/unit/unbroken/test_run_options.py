@@ -14,7 +14,7 @@ from unbroken.run.narration import LongWaits, Story, exit_code, narrate
 from unbroken.run.options import read_options
 from unbroken_core.protocol.log_rules.rules import LogRanks, LogRule, LogVerdict
 from unbroken_core.protocol.messages import PROTOCOL, HealthStatus, JobStatus, PodFinding, Recovery
-from unbroken_core.protocol.settings import DEFAULT_RUNGS, RungBudget
+from unbroken_core.protocol.settings import DEFAULT_RUNGS, HealthMode, RungBudget
 from unbroken_core.vocabulary.errors import InputError
 from unbroken_core.vocabulary.findings import LOG_LINES, Finding, Verdict
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, Rung
@@ -305,3 +305,14 @@ def test_log_rules_are_those_of_a_spec_in_a_file_or_in_place(tmp_path: Path) -> 
 def test_log_rules_that_cannot_be_are_refused_with_where_and_what(rules: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         read_options(["--log-rules", rules, "true"])
+
+
+def test_a_preflight_is_a_setting_of_the_job() -> None:
+    assert read_options(["true"]).settings.preflight is HealthMode.OFF
+    settings = read_options(["--preflight", "Act", "--preflight-timeout", "30", "true"]).settings
+    assert (settings.preflight, settings.preflight_s) == (HealthMode.ACT, 30.0)
+    with pytest.raises(InputError) as caught:
+        read_options(["--preflight", "Act", "--startup-timeout", "60", "true"])
+    assert in_flags(str(caught.value)) == (
+        "--preflight-timeout: want less than --startup-timeout (60), in which a pod gets ready, got 120"
+    )

@@ -499,6 +499,15 @@ def test_why_of_a_job_that_failed_without_a_recovered_fault_leads_to_the_log_of_
     assert any(f"kubectl -n team-a {log}" in line for line in status_lines(earlier, NOW)), "not that of a repaired one"
 
 
+@pytest.mark.parametrize("status", ["False", "True", "Unknown"])
+def test_why_says_what_is_broken_now_whatever_the_fault_was(status: str) -> None:
+    found = condition("NodesHealthy", status, "DevicesFaulty", "digits-3: preflight-matmul on cuda:0 is fatal")
+    wanted = ["  nodes      digits-3: preflight-matmul on cuda:0 is fatal"] if status == "False" else []
+    faultless, faulty = (job_of(running(history=history, conditions=[found])) for history in ([], [record(1)]))
+    for lines in (faultless_lines(faultless, NOW), why_lines(faulty, faulty.faults[0], NOW)):
+        assert [line for line in lines if "preflight" in line and line.startswith("  nodes")] == wanted
+
+
 def test_why_of_a_job_without_a_fault_says_first_that_nobody_knows() -> None:
     job = replace(job_of(running(history=[])), stale=why_stale(LEASE, None, ""))
     head, *rest = faultless_lines(job, NOW)

@@ -7,6 +7,7 @@ left, or no layer lets a spare take the ranks: a finding ends no job, and makes 
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from unbroken_core.coordinator.faults import inspect
@@ -18,8 +19,8 @@ from unbroken_core.coordinator.state.places import Member
 from unbroken_core.protocol.log_rules.rules import LogVerdict
 from unbroken_core.protocol.settings import HealthMode, StragglerMode
 from unbroken_core.ranks.worlds import World
-from unbroken_core.recovery.health import BREAKER_S, BUDGET_S, SWITCH_S, Blame, Strike, assess
-from unbroken_core.vocabulary.findings import LOG_LINES, Health, Verdict
+from unbroken_core.recovery.health import BREAKER_S, BUDGET_S, SWITCH_S, Blame, Strike, assess, assess_preflights
+from unbroken_core.vocabulary.findings import LOG_LINES, PREFLIGHT, Health, Verdict
 from unbroken_core.vocabulary.reasons import Cause, Rung
 
 _LOOK_AGAIN_S = 1.0
@@ -29,11 +30,14 @@ _LOOK_AGAIN_S = 1.0
 def receive_health(job: JobState, member: Member, health: Health | None, now_s: float) -> None:
     """Note what the watch of a pod says, and what lines of its workers say is slow by a log rule of the job."""
     findings = () if health is None else health.findings
-    watched = tuple(each for each in findings if each.check != LOG_LINES)
+    watched = tuple(each for each in findings if each.check != LOG_LINES and each.check not in PREFLIGHT)
     if job.settings.health is not HealthMode.OFF:
         # A pod without a watch may have lines to tell.
         health = None if health is None or not watched else replace(health, findings=watched)
         job.health.note(member.uid, health, now_s)
+    if job.settings.preflight is not HealthMode.OFF:
+        own = tuple(each for each in findings if each.check in PREFLIGHT)
+        job.health.note_preflight(member.uid, own, now_s, may_fail=job.settings.preflight is HealthMode.ACT)
     slow = {rule.name for rule in job.settings.log_rules if rule.verdict is LogVerdict.SLOW}
     lines = (each for each in findings if each.check == LOG_LINES and each.entity in slow)
     job.health.note_lines(member.uid, tuple(replace(each, verdict=Verdict.DEGRADED) for each in lines))
@@ -44,20 +48,25 @@ def settle_health(job: JobState, now_s: float) -> float:
     settle_stragglers(job, now_s)
     table, members = job.health, job.members
     believed = [uid for uid in members.unfit if uid in members.by_uid]
-    if not table.strikes and not believed:
+    if not table.strikes and not table.failed and not believed:
         _note(table, Blame({}))
         return math.inf
     recent = {uid: at_s for uid, at_s in table.blamed_s.items() if now_s - at_s < BREAKER_S}
     table.blamed_s = dict(recent)
     table.blames_s = [at_s for at_s in table.blames_s if now_s - at_s < BUDGET_S]
-    table.unmovable_s = {uid: at_s for uid, at_s in table.unmovable_s.items() if uid in table.strikes}
+    table.unmovable_s = {
+        uid: at_s for uid, at_s in table.unmovable_s.items() if uid in table.strikes or uid in table.failed
+    }
     domains = {uid: _domain(job, uid) for uid in table.strikes}
     blame = assess(table.strikes, domains, believed, recent, len(table.blames_s))
-    _note(table, blame)
+    lately = _failed_lately(table, now_s)
+    of_preflight = assess_preflights(table.failed, len(table.preflights), believed, lately, len(table.blames_s))
+    _note(table, replace(blame, held="; ".join(filter(None, (blame.held, of_preflight.held)))))
     for uid in believed:
-        if uid not in table.strikes:
+        if uid not in table.strikes and uid not in table.failed:
             members.note_unfit(members.by_uid[uid], "")
     due_s = [at_s + BREAKER_S for at_s in recent.values()] + [at_s + BUDGET_S for at_s in table.blames_s[:1]]
+    due_s += [at_s + BUDGET_S for at_s in table.failed_s.values()]
     due_s += [at_s + _LOOK_AGAIN_S for at_s in table.unmovable_s.values() if at_s + _LOOK_AGAIN_S > now_s]
     for uid, strike in blame.blamed.items():
         if uid in members.unfit or not _acts(job, strike):
@@ -68,12 +77,29 @@ def settle_health(job: JobState, now_s: float) -> float:
             due_s.append(table.since_s[uid] + wait_s)
         elif _may_blame(job, members.by_uid[uid], strike, now_s):
             table.blamed_s[uid] = now_s
-            table.blames_s.append(now_s)
-            if strike.is_slow:
-                note_moved(job, uid)
-            members.note_unfit(members.by_uid[uid], strike.text, strike.cause)
-            inspect(job, members.by_uid[uid], now_s)
+            _blame(job, uid, strike, now_s)
+    for uid, strike in of_preflight.blamed.items():
+        if uid not in members.unfit and _may_blame(job, members.by_uid[uid], strike, now_s):
+            table.failed_s[uid] = now_s
+            _blame(job, uid, strike, now_s)
+            break  # One, and no other one soon.
     return min(due_s, default=math.inf)
+
+
+def _failed_lately(table: HealthTable, now_s: float) -> Mapping[str, float]:
+    """Return when pods were blamed for their preflight, and forget what was long ago."""
+    table.failed_s = {uid: at_s for uid, at_s in table.failed_s.items() if now_s - at_s < BUDGET_S}
+    return table.failed_s
+
+
+def _blame(job: JobState, uid: str, strike: Strike, now_s: float) -> None:
+    """Take ranks, or the place among the spares, from a pod."""
+    member = job.members.by_uid[uid]
+    job.health.blames_s.append(now_s)
+    if strike.is_slow:
+        note_moved(job, uid)
+    job.members.note_unfit(member, strike.text, strike.cause)
+    inspect(job, member, now_s)
 
 
 def _acts(job: JobState, strike: Strike) -> bool:
@@ -93,7 +119,7 @@ def _may_blame(job: JobState, member: Member, strike: Strike, now_s: float) -> b
     """Return whether a pod may lose its ranks, or its place among the spares, for what was found."""
     if not member.ranks:
         return isinstance(job.phase, Running)
-    others = (uid for uid in job.members.ready if uid not in job.members.active and uid not in job.health.strikes)
+    others = (uid for uid in job.members.ready if uid not in job.members.active and not job.health.is_doubted(uid))
     if next(others, None) is None or not _may_promote(job, strike.cause, now_s):
         return False
     if isinstance(job.phase, Running):

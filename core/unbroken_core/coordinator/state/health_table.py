@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from unbroken_core.recovery.health import Blame, Strike, strike_of
-from unbroken_core.vocabulary.findings import STRAGGLERS, Finding, Health, Verdict
+from unbroken_core.recovery.health import Blame, Strike, preflight_strike_of, strike_of
+from unbroken_core.vocabulary.findings import PREFLIGHT, STRAGGLERS, Finding, Health, Verdict
 
 
 @dataclass
@@ -16,12 +16,17 @@ class HealthTable:
     """What watches say, by uid of a pod."""
     slow: dict[str, tuple[Finding, ...]] = field(default_factory=dict)
     """Stragglers, likewise."""
+    preflights: dict[str, tuple[Finding, ...]] = field(default_factory=dict)
+    """What pods have found of themselves before their first process, likewise."""
     by_uid: dict[str, Health] = field(default_factory=dict)
-    """Both."""
+    """All three."""
     lines: dict[str, tuple[Finding, ...]] = field(default_factory=dict)
     """What lines of workers say is slow, by uid of a pod. They speak against nobody, and make no spare the last one."""
     strikes: dict[str, Strike] = field(default_factory=dict)
     """By uid of the pods that something speaks against."""
+    failed: dict[str, Strike] = field(default_factory=dict)
+    """By uid of the pods that their preflight speaks against, in a job that acts on it. No strikes: they are judged
+    apart, so that a false alarm of all pods does not hold up what watches find."""
     since_s: dict[str, float] = field(default_factory=dict)
     """Since when, likewise."""
     unchecked: "Counter[str]" = field(default_factory=Counter)
@@ -30,10 +35,12 @@ class HealthTable:
     """When each pod was blamed last."""
     blames_s: list[float] = field(default_factory=list)
     """When any was, lately."""
+    failed_s: dict[str, float] = field(default_factory=dict)
+    """When each pod was blamed last for its preflight."""
     unmovable_s: dict[str, float] = field(default_factory=dict)
     """When it was last seen that the ranks of a pod have no place to go."""
     worn: dict[str, None] = field(default_factory=dict)
-    """Pods with a finding that is worse than ok: the last ones to be promoted."""
+    """Pods with a finding that is worse than ok."""
     blame: Blame = field(default_factory=lambda: Blame({}))
     num_changes: int = 0
 
@@ -55,6 +62,22 @@ class HealthTable:
             self.slow[uid] = findings
         self._merge(uid, now_s)
 
+    def note_preflight(self, uid: str, findings: tuple[Finding, ...], now_s: float, *, may_fail: bool) -> None:
+        """Take what a pod has found of itself before its first process; none: nothing, or the pod is gone.
+
+        `may_fail`: whether the job acts on it.
+        """
+        if self.preflights.get(uid, ()) == findings:
+            return
+        self.preflights.pop(uid, None)
+        self.failed.pop(uid, None)
+        if findings:
+            self.preflights[uid] = findings
+        strike = preflight_strike_of(findings) if may_fail else None
+        if strike is not None:
+            self.failed[uid] = strike
+        self._merge(uid, now_s)
+
     def note_lines(self, uid: str, findings: tuple[Finding, ...]) -> None:
         """Take what lines of a pod's workers say is slow; none: nothing, or the pod is gone."""
         if self.lines.get(uid, ()) == findings:
@@ -66,13 +89,14 @@ class HealthTable:
 
     def _merge(self, uid: str, now_s: float) -> None:
         """Note what is known of a pod."""
-        told, slow = self.told.get(uid), self.slow.get(uid, ())
+        told, slow, own = self.told.get(uid), self.slow.get(uid, ()), self.preflights.get(uid, ())
         if slow or (told is not None and any(each.check == STRAGGLERS for each in told.findings)):
             # No watch can know one.
             others = () if told is None else tuple(each for each in told.findings if each.check != STRAGGLERS)
-            health: Health | None = Health((*slow, *others))
+            watched: Health | None = Health((*slow, *others))
         else:
-            health = told
+            watched = told
+        health = Health((*own, *(() if watched is None else watched.findings))) if own else watched
         self.num_changes += 1
         self.unchecked.subtract(_unchecked(self.by_uid.pop(uid, None)))
         self.unchecked += Counter()  # Drops what is at zero.
@@ -83,11 +107,25 @@ class HealthTable:
             return
         self.by_uid[uid] = health
         self.unchecked.update(_unchecked(health))
-        strike = strike_of(health)
+        strike = strike_of(watched)
         if strike is not None:
             self.strikes[uid], self.since_s[uid] = strike, since_s
         if health.worst.severity > Verdict.OK.severity:
             self.worn[uid] = None
+
+    def is_worn(self, uid: str) -> bool:
+        """Return whether a pod's watch, or the pace of its workers, tells of more than a preflight would."""
+        found = self.by_uid[uid].findings
+        return any(each.check not in PREFLIGHT and each.verdict.severity > Verdict.OK.severity for each in found)
+
+    def is_doubted(self, uid: str) -> bool:
+        """Return whether something speaks against a pod."""
+        return uid in self.strikes or uid in self.failed
+
+    @property
+    def num_telling(self) -> int:
+        """How many pods have told anything of themselves."""
+        return len(self.told.keys() | self.preflights.keys())
 
     def findings(self) -> Iterator[tuple[str, Finding]]:
         """Yield what is wrong, with the pod's uid."""

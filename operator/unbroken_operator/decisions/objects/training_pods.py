@@ -40,6 +40,7 @@ from unbroken_operator.decisions.snapshot import OperatorOptions
 
 _DEFAULT_GRACE_S = 30
 """terminationGracePeriodSeconds of a pod that says nothing, by the API of Kubernetes."""
+_GPUS = "nvidia.com/gpu"
 _LAST_S = 2.0
 """What is left of it for the launcher's own end."""
 
@@ -146,7 +147,7 @@ def _with_launcher(container: Manifest, spec: Spec, settings: JobSettings, drain
         ours.append(variable("UNBROKEN_DRAIN", f"{drain_s:g}"))
     if spec.logs is not None:
         ours.append(variable("UNBROKEN_LOG_DIR", spec.logs.directory))
-    ours += _watch_variables(spec)
+    ours += [*_watch_variables(spec), *_preflight_variables(spec)]
     ours += [*_memory_variables(spec), *_checkpoint_variables(spec)]
     mounts = [
         {"name": layout.LIB_VOLUME, "mountPath": layout.LIB_PATH, "readOnly": True},
@@ -248,6 +249,18 @@ def _watch_variables(spec: Spec) -> list[Manifest]:
     return [variable(name, value.replace("$(", "$$(")) for name, value in wanted.items() if value]
 
 
+def _preflight_variables(spec: Spec) -> list[Manifest]:
+    preflight = spec.health.preflight
+    if preflight.mode is HealthMode.OFF:
+        return []
+    wanted = [variable("UNBROKEN_PREFLIGHT", str(preflight.timeout_seconds))]
+    container = spec.template.spec.containers[0].model_dump(by_alias=True, exclude_none=True, mode="json")
+    limits = (container.get("resources") or {}).get("limits") or {}
+    num_gpus = str(limits.get(_GPUS, ""))
+    # Any other quantity says nothing that could be compared.
+    return [*wanted, variable("UNBROKEN_PREFLIGHT_DEVICES", num_gpus)] if num_gpus.isdigit() else wanted
+
+
 def _memory_variables(spec: Spec) -> list[Manifest]:
     if spec.memory is None:
         return []
@@ -331,6 +344,9 @@ def _made_from(spec: Spec, template: Any) -> str:
     if watch != ["1"]:
         # What is done about findings the rendezvous is told; pods differ only in what they look at.
         parts.append(watch)
+    preflight = [item["value"] for item in _preflight_variables(spec)]
+    if preflight:
+        parts.append(preflight[0])
     return json.dumps(parts, sort_keys=True)
 
 

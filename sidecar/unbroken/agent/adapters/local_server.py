@@ -18,6 +18,7 @@ from unbroken.agent.decisions.events import (
     LauncherLost,
     LauncherReported,
     LinesReported,
+    PreflightReported,
     WatchLost,
     WatchReported,
     WorkerAttached,
@@ -211,8 +212,7 @@ class LocalServer:
         self._emit(LauncherAttached())
         try:
             while (line := await _read_line(reader)) is not None:
-                message: Processes | Lines = wire.decode(line, Union[Processes, Lines])
-                self._emit(LinesReported(message) if isinstance(message, Lines) else LauncherReported(message))
+                self._emit(_launchers_event(wire.decode(line, Union[Processes, Lines, Health])))
         finally:
             self._launcher = None
             self._emit(LauncherLost())
@@ -254,6 +254,12 @@ class LocalServer:
             if self._workers.get(rank) is writer:
                 del self._workers[rank]
                 self._emit(WorkerLost(rank, incarnation))
+
+
+def _launchers_event(message: Processes | Lines | Health) -> Event:
+    if isinstance(message, Health):
+        return PreflightReported(message)
+    return LinesReported(message) if isinstance(message, Lines) else LauncherReported(message)
 
 
 async def _read_line(reader: asyncio.StreamReader) -> bytes | None:

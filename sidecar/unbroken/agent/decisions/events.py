@@ -33,6 +33,13 @@ class LinesReported:
 
 
 @dataclass(frozen=True)
+class PreflightReported:
+    """The launcher says what the pod has found of itself before its first process."""
+
+    message: Health
+
+
+@dataclass(frozen=True)
 class LauncherLost:
     """The launcher's connection closed: it has ended, and its workers with it."""
 
@@ -140,6 +147,7 @@ Event = Union[
     LauncherAttached,
     LauncherReported,
     LinesReported,
+    PreflightReported,
     LauncherLost,
     WorkerAttached,
     WorkerReported,

@@ -43,6 +43,8 @@ def note_hangs(
             place.incarnation = replace(place.incarnation, step=step, stack=stack)
         if (slot.iteration, slot.step) != place.made[:2]:
             place.made = slot.iteration, slot.step, slot.ping_ns
+            # What is longer than the time between two looks, and was not there at the last one, came before the step.
+            place.saved_ns = slot.checkpoint_ns
         place.checkpoint = slot.iteration, slot.checkpoint_ns
         if slot.num_windows and slot.iteration == state.iteration:
             place.pace = _pace(place, slot)
@@ -72,6 +74,17 @@ def checkpoint_s(places: Sequence[LocalPlace], workers: Sequence[WorkerState]) -
     newest = max((state.iteration for state in workers), default=-1)
     found = [place.checkpoint[1] for place in places if place.checkpoint[0] == newest]
     return round(max(found, default=0) / _NS, 3)
+
+
+def checkpoint_after_s(places: Sequence[LocalPlace], workers: Sequence[WorkerState]) -> float:
+    """Return how much of `checkpoint_s` came after the newest step of the worker that stood still for so long."""
+    newest = max((state.iteration for state in workers), default=-1)
+    found = [
+        (place.checkpoint[1], place.checkpoint[1] - place.saved_ns)
+        for place in places
+        if place.checkpoint[0] == place.made[0] == newest
+    ]
+    return round(max(max(found, default=(0, 0))[1], 0) / _NS, 3)
 
 
 def step_ago_s(places: Sequence[LocalPlace], workers: Sequence[WorkerState], now_s: float) -> float:

@@ -34,6 +34,7 @@ from unbroken.agent.decisions.events import (
     LauncherLost,
     LauncherReported,
     LinesReported,
+    PreflightReported,
     Remember,
     RendezvousSent,
     SendToLauncher,
@@ -50,6 +51,7 @@ from unbroken.agent.decisions.events import (
 from unbroken.agent.decisions.fence import Contact, explain, longest_absence_s
 from unbroken.agent.decisions.hang_detection import (
     attach_patience_s,
+    checkpoint_after_s,
     checkpoint_s,
     note_absent,
     note_hangs,
@@ -207,7 +209,7 @@ class PodMember:
                 self.reporter.held = held
             case KeeperStarted() | KeeperAsked():
                 self._keeping.note_keeper(event)
-            case WatchReported() | WatchLost():
+            case WatchReported() | WatchLost() | PreflightReported():
                 self._watching.note(event)
                 self._note_health()
             case Terminated():
@@ -227,7 +229,7 @@ class PodMember:
             self._note_health()
 
     def _note_health(self) -> None:
-        """Report what the watch has found, and what log rules say is slow."""
+        """Report what watch and preflight have found, and what log rules say is slow."""
         found, slow = self._watching.health, self.log_lines.findings
         if slow:
             watched = Health(()) if found is None else found
@@ -459,6 +461,7 @@ class PodMember:
     def _report(self, now_s: float) -> list[Action]:
         workers = self.workers
         self.reporter.checkpoint_s = checkpoint_s(self.places, workers)
+        self.reporter.checkpoint_after_s = checkpoint_after_s(self.places, workers)
         self.reporter.step_ago_s = step_ago_s(self.places, workers, now_s)
         self.reporter.paces = tuple(place.pace for place in self.places if place.pace is not None)
         if self.reporter.is_hello_due:

@@ -124,6 +124,8 @@ class LocalPlace:
     """Health checks that were run here last, and whether they passed: a failure stays until another process passes."""
     checkpoint: tuple[int, int] = (-1, 0)
     """An iteration, and the nanoseconds for which the worker has stood still for checkpoints in it."""
+    saved_ns: int = 0
+    """Of that, what came before the newest step, as far as looks at the page tell them apart."""
     made: tuple[int, int, int] = (-1, -1, 0)
     """An iteration, its newest step, and the worker's stamp (PING) of when that was made."""
     pace: Pace | None = None

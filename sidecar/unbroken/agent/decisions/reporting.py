@@ -63,7 +63,7 @@ class Reporter:
         """Since when there is news of it, and nothing else to say."""
         self._held_sent_s = -self._held_pause_s
         """When it was told last."""
-        self.checkpoint_s = self.step_ago_s = 0.0
+        self.checkpoint_s = self.checkpoint_after_s = self.step_ago_s = 0.0
         """As in Report."""
         self.paces: tuple[Pace, ...] = ()
         """How busy the workers were in the newest window that each has told."""
@@ -157,7 +157,8 @@ class Reporter:
         if not (has_news or has_held or has_health):
             newest = max(worker.iteration for worker in workers)
             highest = max(worker.step for worker in workers if worker.iteration == newest)
-            return Heartbeat(self._seq, highest, self.checkpoint_s, self._new_paces(), self.step_ago_s)
+            paces, after_s = self._new_paces(), self.checkpoint_after_s
+            return Heartbeat(self._seq, highest, self.checkpoint_s, paces, self.step_ago_s, after_s)
         self._sent, self._is_leaving_sent = workers, is_leaving
         self._num_entered = 0
         held = self.held if self.held != self._held_sent else None
@@ -168,8 +169,18 @@ class Reporter:
         if health is not None:
             self._health_sent, self._health_sent_s = health, now_s
         entered_ago_s = now_s - self._entered_s if num_entered else 0.0
-        paces, ago_s = self._new_paces(), self.step_ago_s
-        return Report(self._seq, workers, is_leaving, entered_ago_s, held, health, self.checkpoint_s, paces, ago_s)
+        return Report(
+            self._seq,
+            workers,
+            is_leaving,
+            entered_ago_s,
+            held,
+            health,
+            self.checkpoint_s,
+            self._new_paces(),
+            self.step_ago_s,
+            self.checkpoint_after_s,
+        )
 
     def _new_paces(self) -> tuple[Pace, ...]:
         """Return what was not sent yet, and note it as sent."""

@@ -1,9 +1,9 @@
-"""What the pod's watch has found, over the ends of watches. Pure."""
+"""What the pod's watch has found, over the ends of watches, and what its preflight has. Pure."""
 
 from dataclasses import replace
 
-from unbroken.agent.decisions.events import WatchLost, WatchReported
-from unbroken_core.vocabulary.findings import Finding, Health, Verdict, bounded
+from unbroken.agent.decisions.events import PreflightReported, WatchLost, WatchReported
+from unbroken_core.vocabulary.findings import PREFLIGHT, Finding, Health, Verdict, bounded
 
 ENDED = Finding("watch", "", Verdict.UNKNOWN, "ended", message="the watch on devices and links has ended")
 
@@ -16,13 +16,32 @@ class Watching:
         """By the watch that runs, or by the last one."""
         self._lasting: tuple[Finding, ...] = ()
         """What earlier watches have found fatal: an event is told once, and the next watch was not there."""
+        self._watched: Health | None = None
+        self._preflight: Health | None = None
         self.health: Health | None = None
         """What is known of the pod's health; None: nothing was ever said."""
 
-    def note(self, event: WatchReported | WatchLost) -> Health | None:
-        """Take what a watch says, or its end; return what is known now."""
-        self.health = self._noted(event)
+    def note(self, event: WatchReported | WatchLost | PreflightReported) -> Health | None:
+        """Take what a watch says, or its end, or what the preflight has found; return what is known now."""
+        if isinstance(event, PreflightReported):
+            self._preflight = event.message
+        else:
+            self._watched = self._noted(event)
+        self.health = self._joined()
         return self.health
+
+    def _joined(self) -> Health | None:
+        """Return what both say, each of its own checks."""
+        watched, own = self._watched, self._preflight
+        if watched is not None and any(each.check in PREFLIGHT for each in watched.findings):
+            watched = replace(watched, findings=tuple(each for each in watched.findings if each.check not in PREFLIGHT))
+        if own is None:
+            return watched
+        findings = tuple(each for each in own.findings if each.check in PREFLIGHT)
+        if watched is None:
+            return Health(findings, own.num_dropped)
+        joined = bounded((*findings, *watched.findings))
+        return replace(joined, num_dropped=joined.num_dropped + own.num_dropped + watched.num_dropped)
 
     def _noted(self, event: WatchReported | WatchLost) -> Health | None:
         if isinstance(event, WatchReported):

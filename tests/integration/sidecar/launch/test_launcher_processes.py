@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 import psutil
 import pytest
@@ -24,6 +24,7 @@ from unbroken.launch.workers import Workers
 from unbroken_core.pod.pod_messages import Attach, DumpStack, End, Processes, ProcessState, Shutdown, Spawn, ToLauncher
 from unbroken_core.pod.stacks import stack_path
 from unbroken_core.protocol import wire
+from unbroken_core.vocabulary.findings import Health
 
 LIMIT_S = 60.0
 
@@ -36,6 +37,7 @@ class AgentDouble:
         self.output, self.errors = folder / "out", folder / "err"
         self.processes: Processes | None = None
         self.history: list[ProcessState] = []
+        self.health: Health | None = None
         self._listener: socket.socket | None = None
         self._connection: socket.socket | None = None
         self._unread = b""
@@ -72,6 +74,7 @@ class AgentDouble:
         self._unread = b""
         attach = self.wait_line()
         assert wire.decode(attach, Attach).role == "launcher"
+        self.health = None
 
     def hang_up(self) -> None:
         """End, as a killed agent does."""
@@ -108,9 +111,22 @@ class AgentDouble:
     def wait_for(self, is_enough: Callable[[Processes], Any]) -> Processes:
         """Read states until one is enough."""
         while self.processes is None or not is_enough(self.processes):
-            self.processes = wire.decode(self.wait_line(), Processes)
-            self.history += self.processes.processes
+            self._take()
         return self.processes
+
+    def wait_health(self) -> Health:
+        """Return what the pod's preflight has found, once the launcher has said it on this connection."""
+        while self.health is None:
+            self._take()
+        return self.health
+
+    def _take(self) -> None:
+        said: Processes | Health = wire.decode(self.wait_line(), Union[Processes, Health])
+        if isinstance(said, Health):
+            self.health = said
+            return
+        self.processes = said
+        self.history += said.processes
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
         """Look until something is there."""

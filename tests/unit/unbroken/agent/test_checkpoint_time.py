@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from unbroken.agent.decisions.events import Ticked
-from unbroken.agent.decisions.hang_detection import checkpoint_s, note_hangs
+from unbroken.agent.decisions.hang_detection import checkpoint_after_s, checkpoint_s, note_hangs
 from unbroken.agent.decisions.place import LocalPlace
 from unbroken.agent.decisions.reporting import Reporter
 from unbroken_core.pod.pod_messages import ProcessState
@@ -55,15 +55,34 @@ def test_what_was_in_another_iteration_does_not_count() -> None:
     assert look(found, [running(0, 4), running(1, 4)], (3, 40.0), (4, 0.5)) == 0.5
 
 
+def _look_at_step(found: list[LocalPlace], step: int, seconds: float, iteration: int = 3) -> tuple[float, float]:
+    now_ns = int(NOW_S * _NS)
+    slot = WorkerStamps(50, iteration, now_ns, now_ns, now_ns, step, FLAG_IN_FUNCTION, 0, int(seconds * _NS))
+    workers = [running(0, iteration)]
+    note_hangs(found, workers, Ticked((slot,)), NOW_S, Timeouts())
+    return checkpoint_s(found, workers), checkpoint_after_s(found, workers)
+
+
+def test_what_came_after_the_newest_step_is_told_apart() -> None:
+    found = places(1)
+    assert _look_at_step(found, -1, 0.0) == (0.0, 0.0)
+    assert _look_at_step(found, -1, 2.0) == (2.0, 2.0), "before the first step"
+    assert _look_at_step(found, 7, 2.0) == (2.0, 0.0)
+    assert _look_at_step(found, 7, 5.0) == (5.0, 3.0)
+    assert _look_at_step(found, 8, 9.0) == (9.0, 0.0), "it was not there at the last look, and nor was the step"
+    assert _look_at_step(found, 8, 10.0) == (10.0, 1.0)
+    assert _look_at_step(found, -1, 0.0, iteration=4) == (0.0, 0.0)
+
+
 def test_it_is_told_with_heartbeats_and_reports_and_is_no_news_by_itself() -> None:
     reporter, workers = Reporter(0.0), (running(0, 1),)
     reporter.connect()
     reporter.note_hello(workers, 0.0)
     reporter.welcome(10.0)
-    reporter.checkpoint_s = 4.5
+    reporter.checkpoint_s, reporter.checkpoint_after_s = 4.5, 1.5
     assert reporter.next_message(workers, False, False, 1.0) is None
-    assert reporter.next_message(workers, False, False, 10.0) == Heartbeat(1, -1, 4.5)
+    assert reporter.next_message(workers, False, False, 10.0) == Heartbeat(1, -1, 4.5, checkpoint_after_s=1.5)
     completed = (replace(workers[0], phase=WorkerPhase.COMPLETED),)
     word = reporter.next_message(completed, False, False, 11.0)
     assert isinstance(word, Report)
-    assert word.checkpoint_s == 4.5
+    assert (word.checkpoint_s, word.checkpoint_after_s) == (4.5, 1.5)

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from unbroken.agent.decisions.events import WatchLost, WatchReported
+from unbroken.agent.decisions.events import PreflightReported, WatchLost, WatchReported
 from unbroken.agent.decisions.reporting import _HEALTH_GATHER_S, Reporter
 from unbroken.agent.decisions.watching import ENDED, Watching
 from unbroken_core.protocol import wire
 from unbroken_core.protocol.messages import Heartbeat, Report, WorkerState
 from unbroken_core.vocabulary.errors import WireError
-from unbroken_core.vocabulary.findings import MAX_FINDINGS, Finding, Health, Verdict, bounded
+from unbroken_core.vocabulary.findings import MAX_FINDINGS, PREFLIGHT, Finding, Health, Verdict, bounded
 from unbroken_core.vocabulary.reasons import WorkerPhase
 
 RUNNING = (WorkerState(0, 0, WorkerPhase.RUNNING, 1),)
@@ -92,3 +92,19 @@ def test_more_findings_than_a_pod_may_have_are_refused_and_never_made() -> None:
     health = bounded((*many, LOST))
     assert (health.findings[0], len(health.findings), health.num_dropped) == (LOST, MAX_FINDINGS, 937)
     assert wire.decode(wire.encode(health), Health) == health
+
+
+def test_what_a_preflight_has_found_stays_whatever_the_watch_does() -> None:
+    wrong = Finding(PREFLIGHT[2], "cuda:0", Verdict.FATAL)
+    watching = Watching()
+    assert watching.note(PreflightReported(Health((wrong,)))) == Health((wrong,))
+    assert watching.note(WatchReported(Health((OK,)))) == Health((wrong, OK))
+    assert watching.note(WatchLost()) == Health((wrong, ENDED))
+    assert watching.note(PreflightReported(Health(()))) == Health((ENDED,))
+
+
+def test_neither_speaks_for_the_other() -> None:
+    wrong = Finding(PREFLIGHT[2], "cuda:0", Verdict.FATAL)
+    watching = Watching()
+    assert watching.note(WatchReported(Health((wrong, OK)))) == Health((OK,))
+    assert watching.note(PreflightReported(Health((LOST, wrong)))) == Health((wrong, OK))

@@ -28,14 +28,40 @@ from unbroken_core.vocabulary.errors import InputError
         ("e3", "e3"),
         ("1e3s", "1e3s"),
         ("20s", "20s"),
+        ("24:00", "24:00"),
+        ("1:30:00.5", "1:30:00.5"),
+        ("0100", "0100"),
+        ("'0100'", "0100"),
+        ("0x10", 16),
+        ("1_000", 1000),
+        ("0", 0),
+        ("00", "00"),
+        ("0.10", 0.1),
         ("", None),
         ("a: {b: [1e2]}", {"a": {"b": [100.0]}}),
     ],
 )
-def test_a_number_with_an_exponent_is_a_number(text: str, value: Any) -> None:
+def test_a_number_is_what_its_author_means(text: str, value: Any) -> None:
     found = read_yaml(text)
     assert found == value
     assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("faults[3].repair=24:00", "faults[3].repair: want a duration such as 8m, or one of exponential"),
+        ("job.gpus=0100", "job.gpus: want a whole number from 1 to 1000000, got '0100'"),
+    ],
+)
+def test_what_yaml_1_1_takes_for_base_8_or_60_is_refused(
+    field: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A repair of 24:00 was one of 24 minutes, and 0100 GPUs were 64."""
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(small(), sort_keys=False))
+    assert size.main([str(file), "--runs", "2", "--quick", "--set", field]) == 2
+    assert capsys.readouterr().err.startswith(f"unbroken size: {message}")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from unbroken.rendezvous.metrics import BUCKETS_S
 from unbroken_cli.commands import size
 from unbroken_cli.sizing.measured import measured_spreads
 from unbroken_cli.sizing.reading import read_scenario
+from unbroken_cli.sizing.study import best_interval, run_many
 from unbroken_core.vocabulary.errors import InputError
 from unbroken_core.vocabulary.reasons import Phase
 
@@ -41,11 +42,12 @@ def _set(value: dict[str, Any], path: str, new: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("faults[0].rate", 0, "faults[0].rate: want a number above 0 and up to 100000, got 0"),
-        ("faults[0].rate", -3, "faults[0].rate: want a number above 0 and up to 100000, got -3"),
-        ("faults[0].rate", 1e9, "faults[0].rate: want a number above 0 and up to 100000, got 1000000000.0"),
-        ("faults[0].rate", float("nan"), "faults[0].rate: want a number above 0 and up to 100000, got nan"),
-        ("faults[0].rate", True, "faults[0].rate: want a number above 0 and up to 100000, got True"),
+        ("faults[0].rate", 0, "faults[0].rate: want a number above 1e-09 and up to 100000, got 0"),
+        ("faults[0].rate", 1e-320, "faults[0].rate: want a number above 1e-09 and up to 100000, got 1e-320"),
+        ("faults[0].rate", -3, "faults[0].rate: want a number above 1e-09 and up to 100000, got -3"),
+        ("faults[0].rate", 1e9, "faults[0].rate: want a number above 1e-09 and up to 100000, got 1000000000.0"),
+        ("faults[0].rate", float("nan"), "faults[0].rate: want a number above 1e-09 and up to 100000, got nan"),
+        ("faults[0].rate", True, "faults[0].rate: want a number above 1e-09 and up to 100000, got True"),
         ("faults[0].count", 3, "faults[0].rate: want either rate (per 1,000 node-days), or count and over"),
         ("faults[0].hits", "cosmos", "faults[0].hits: want one of process, gpu, node, domain, switch, software, got"),
         ("faults[0].repair", "4h", "faults[0].repair: want none, since software takes no node out"),
@@ -93,6 +95,57 @@ def test_more_faults_in_all_runs_than_minutes_suffice_for_are_refused(
     said = capsys.readouterr().err
     assert said.startswith("unbroken size: --runs: want at most 10000000 faults in all runs, got ")
     assert said.endswith(" in each of 2000\n")
+
+
+def test_more_checkpoints_than_can_be_simulated_are_refused() -> None:
+    """Two kinds a millisecond apart took hours: each of the slower kind is simulated by itself."""
+    value = _set(_set(small(), "checkpoints[0].blocking", 0), "checkpoints[1].blocking", 0)
+    value = _set(_set(value, "checkpoints[0].every", 0.001), "checkpoints[1].every", "2ms")
+    with pytest.raises(InputError, match=r"checkpoints: want at most 10000000 checkpoints in one run .* got 302400000"):
+        read_scenario(value)
+    read_scenario(value | {"checkpoints": value["checkpoints"][:1]})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        pytest.param(
+            ["job.gpus=1000000", "job.gpusPerNode=1", "job.duration=1m"],
+            "want at most 200000000 nodes in all runs, got 2000008000: 1000004 in each of 2000",
+            id="nodes",
+        ),
+        pytest.param(
+            ["job.gpus=131072", "job.replaceWithin=rack", "job.duration=1m"],
+            "want at most 1000000 nodes in all runs where spares stay within their rack, got 32776000: 16388 in each",
+            id="the planner's nodes",
+        ),
+        pytest.param(
+            ["job.replaceWithin=domain", "faults[1].rate=2000"],
+            "want at most 1000000 faults in all runs where spares stay within their domain, got 2",
+            id="the planner's faults",
+        ),
+        pytest.param(
+            ["checkpoints[1].every=2s", "checkpoints[1].blocking=0", "checkpoints[0].every=1s", "job.duration=30d"],
+            "want at most 100000000 checkpoints in all runs of all kinds but the most frequent, got 2592000000: ",
+            id="checkpoints",
+        ),
+    ],
+)
+def test_more_of_anything_than_minutes_suffice_for_is_refused(
+    fields: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(small(), sort_keys=False))
+    assert size.main([str(file), "--runs", "2000", *(f"--set={field}" for field in fields)]) == 2
+    assert capsys.readouterr().err.startswith(f"unbroken size: --runs: {message}")
+
+
+def test_an_interval_too_short_to_be_looked_at_is_dalys() -> None:
+    """The best one of the disk is far below that of the memory, which then would stop training again and again."""
+    value = _set(_set(small(), "checkpoints[1].blocking", "1us"), "checkpoints[0].every", 0.01)
+    scenario = read_scenario(_set(value, "checkpoints[0].blocking", 0))
+    found = best_interval(run_many(scenario, 1, 2), 1, seed=1)
+    assert found.best_s == found.daly_s is not None
 
 
 def test_an_answer_that_cannot_be_written_is_an_error() -> None:
@@ -235,3 +288,28 @@ def test_a_job_is_asked_for_its_recoveries(
 def test_metrics_that_make_no_sense_are_refused(line: str) -> None:
     with pytest.raises(InputError, match=r"^m: "):
         measured_spreads(line, "m")
+
+
+def test_metrics_of_which_a_part_would_be_left_out_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what was too long the rest was dropped without a word, slow buckets with it."""
+    text = _metrics({"stop": [0.02] * 50 + [200.0] * 50})
+    with pytest.raises(
+        InputError, match=r"^m: want at most 200000 lines, got 200\d\d\d; take those of unbroken_recovery"
+    ):
+        measured_spreads("# a line\n" * 200_000 + text, "m")
+    file = tmp_path / "metrics"
+    file.write_text(text)
+    monkeypatch.setattr(size, "_MAX_METRICS_BYTES", len(text) - 1)
+    assert size.main([str(LLAMA_3), "--quick", "--from-metrics", str(file)]) == 2
+    assert capsys.readouterr().err == f"unbroken size: --from-metrics {file}: want at most {len(text) - 1} bytes\n"
+
+
+def test_a_phase_that_was_never_measured_counts_as_nothing_also_where_it_is_detection() -> None:
+    spreads, notes = measured_spreads(_metrics({"stop": [0.2] * 50}), "m")
+    assert "m: phase detect was never measured, and counts as 0 s" in notes
+    value = small()
+    del value["faults"][0]["detect"]
+    found = read_scenario(value, spreads)
+    assert [fault.detect.mean_s for fault in found.faults[:2]] == [0.0, 1.0]

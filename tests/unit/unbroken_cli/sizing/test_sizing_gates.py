@@ -1,12 +1,21 @@
 """What `unbroken size` predicts is what the literature's formulas say, and what published jobs saw."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.unit.unbroken_cli.sizing.scenes import example, interrupted, llama_3, small
 
-from unbroken_cli.sizing.formulas import daly_ettr, daly_interval_s, mttf_s, poisson_quantile, rsc_ettr
+from unbroken_cli.sizing.formulas import (
+    Batch,
+    batched_quantile,
+    daly_ettr,
+    daly_interval_s,
+    mttf_s,
+    poisson_quantile,
+    rsc_ettr,
+)
 from unbroken_cli.sizing.reading import read_scenario
 from unbroken_cli.sizing.scenario import Scenario
 from unbroken_cli.sizing.spreads import Scaled
@@ -130,6 +139,48 @@ def test_nodes_of_llama_3_that_are_out_at_a_time(repair: str, nodes: int) -> Non
         if "repair" in fault:
             fault["repair"] = repair
     assert nodes_out_p99(read_scenario(value)) == nodes
+
+
+def _out_p99(nodes: int = 32, spares: int = 0, **fault: Any) -> int:
+    return nodes_out_p99(
+        read_scenario(
+            {
+                "job": {"gpus": 8 * nodes, "nodesPerDomain": 8, "racks": min(2, nodes // 8), "duration": "30d"},
+                "spares": {"shared": spares},
+                "faults": [{"rate": 0.5, "detect": 0, "repair": "24h", **fault}],
+                "restart": {"pod": 60},
+            }
+        )
+    )
+
+
+def test_a_fault_takes_all_the_nodes_of_its_domain_or_rack_out_together() -> None:
+    """0.016 domains are out on average: none in 98.4 % of the time, else eight nodes; not 0.128 nodes."""
+    assert [_out_p99(hits=hits) for hits in ("node", "domain", "switch")] == [1, 8, 16]
+    assert _out_p99(hits="domain", spares=4) == 9
+    assert _out_p99(hits="domain", rate=0.25) == 0, "of 99.2 % of the time"
+    assert _out_p99(hits="domain", rate=10) == 16
+    assert _out_p99(hits="switch", share=0.5, rate=0.5) == 7
+    assert _out_p99(hits="switch", share=0.5, rate=4) == 12
+
+
+def test_no_more_nodes_are_out_than_there_are() -> None:
+    assert _out_p99(rate=100_000, hits="node", repair="100d") == 32
+    assert _out_p99(rate=1000, hits="switch", share=0.5, spares=2, repair="100d") == 34
+    assert _out_p99(nodes=8, spares=1, rate=30, hits="domain", repair="4d") == 9
+
+
+def test_nodes_out_of_all_kinds_of_faults_are_those_of_a_lottery() -> None:
+    means = {Batch(1, 1.0): 3.0, Batch(8, 1.0): 0.7, Batch(64, 0.3): 0.2}
+    chance = np.random.default_rng(1)
+    total = np.zeros(400_000, np.int64)
+    for batch, mean in means.items():
+        total += chance.binomial(chance.poisson(mean, len(total)) * batch.nodes, batch.share)
+    for share in (0.5, 0.9, 0.99, 0.999):
+        assert batched_quantile(means, share, 1000) == pytest.approx(np.quantile(total, share), abs=1)
+    assert batched_quantile({}, 0.99, 1000) == 0
+    assert [batched_quantile({Batch(1, 1.0): mean}, 0.99, 10**6) for mean in (0.01, 4.0, 100.0)] == [0, 9, 124]
+    assert batched_quantile({Batch(1, 1.0): 90_000.0}, 0.99, 10**6) == pytest.approx(90_000 + 2.326 * 300, abs=2)
 
 
 def test_poisson_quantile_is_exact_where_it_matters() -> None:

@@ -1173,6 +1173,34 @@ def test_a_step_counts_from_when_it_was_made_and_not_from_when_it_was_told(ago_s
 
 
 @pytest.mark.parametrize("is_heartbeat", [True, False])
+def test_a_checkpoint_after_a_step_is_none_before_it_though_one_message_tells_both(is_heartbeat: bool) -> None:
+    """Seen before: the checkpoint was taken from the progress before the step, and a fault made it `redo`.
+
+    The step was taken to have been quicker by as much, too, where it was one of the first of the job.
+    """
+    bench = Bench(replace(SETTINGS, spares=0))
+    bench.run("p0", "p1")
+    for step in (1, 2):
+        bench.now_s += 5.0
+        bench.worker("p0", 0, RUNNING, step=step)
+    bench.now_s += 9.0
+    bench.seq += 1
+    if is_heartbeat:
+        message: Heartbeat | Report = Heartbeat(bench.seq, 3, 3.5, step_ago_s=4.0, checkpoint_after_s=3.0)
+    else:
+        states = tuple(replace(state, step=3) for state in bench.states["p0"])
+        message = Report(bench.seq, states, checkpoint_s=3.5, step_ago_s=4.0, checkpoint_after_s=3.0)
+    bench.step(AgentReported(bench.sessions["p0"], message))
+    found = bench.status().time
+    assert found is not None
+    assert (found.progress_s, found.checkpoint_s, found.open_s) == pytest.approx((14.5, 0.5, 4.0))
+    bench.worker("p0", 0, STOPPING, fault=Fault(Cause.EXCEPTION, 0, "x"))
+    found = bench.status().time
+    assert found is not None
+    assert (found.progress_s, found.checkpoint_s, found.redo_s) == pytest.approx((14.5, 3.5, 1.0))
+
+
+@pytest.mark.parametrize("is_heartbeat", [True, False])
 def test_what_was_shown_as_progress_stays_when_the_first_step_is_told_some_time_after_it_was_made(
     is_heartbeat: bool,
 ) -> None:

@@ -186,7 +186,7 @@ def test_a_pod_that_lost_its_ranks_to_a_finding_is_deleted_and_another_one_made(
     world = running_world(health={"mode": "Act"})
     moved(world)
     world.settle()
-    assert [(item.name, item.why) for item in world.deleted] == [("digits-0", f"its watch says: {WHY}")]
+    assert [(item.name, item.why) for item in world.deleted] == [("digits-0", f"it was found to be broken: {WHY}")]
     assert "digits-3" in world.names()
 
 
@@ -293,3 +293,62 @@ def test_what_a_log_rule_calls_slow_is_in_the_condition_of_slow_ranks_and_no_wor
     message = say(world, health_of(SLOW, found))
     assert "log rule" not in message
     assert message.startswith("nothing broken was found; worn: digits-0 on node a: throttled on GPU-b is degraded")
+
+
+def preflight_variables(verdict: ValidSpec) -> dict[str, str]:
+    pod = training_pod(verdict.spec, verdict.settings, 7, Role.ACTIVE, OperatorOptions("sidecar:1"))["spec"]
+    variables = pod["containers"][0]["env"]
+    return {one["name"]: one["value"] for one in variables if one["name"].startswith("UNBROKEN_PREFLIGHT")}
+
+
+def test_a_job_that_says_nothing_of_a_preflight_has_none_of_it() -> None:
+    plain = valid()
+    assert (plain.settings.preflight, preflight_variables(plain)) == (HealthMode.OFF, {})
+    assert "preflight" not in settings_to_json(plain.settings)
+    off = valid(health={"preflight": {"mode": "Off", "timeoutSeconds": 30}})
+    assert (preflight_variables(off), template_digest(off.spec)) == ({}, template_digest(plain.spec))
+
+
+@pytest.mark.parametrize("mode", [HealthMode.OBSERVE, HealthMode.ACT])
+def test_pods_are_told_how_long_to_test_themselves_and_how_many_gpus_they_have(mode: HealthMode) -> None:
+    spec = {"preflight": {"mode": mode.value, "timeoutSeconds": 45}}
+    job = a_job(health=spec)
+    job["spec"]["template"]["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": 8, "cpu": "4"}}
+    verdict = admit(job)
+    assert isinstance(verdict, ValidSpec), verdict
+    assert preflight_variables(verdict) == {"UNBROKEN_PREFLIGHT": "45", "UNBROKEN_PREFLIGHT_DEVICES": "8"}
+    assert settings_from_json(settings_to_json(verdict.settings)) == verdict.settings
+    assert (verdict.settings.preflight, verdict.settings.preflight_s) == (mode, 45.0)
+    assert preflight_variables(valid(health=spec)) == {"UNBROKEN_PREFLIGHT": "45"}
+
+
+def test_pods_are_made_anew_for_what_they_test_and_not_for_what_becomes_of_it() -> None:
+    observed, acted_on = (valid(health={"preflight": {"mode": mode}}) for mode in ("Observe", "Act"))
+    assert template_digest(observed.spec) == template_digest(acted_on.spec) != template_digest(valid().spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "where"),
+    [
+        pytest.param({"mode": "Perhaps"}, "spec.health.preflight.mode", id="another mode"),
+        pytest.param({"timeoutSeconds": 9}, "spec.health.preflight.timeoutSeconds", id="too short"),
+        pytest.param({"timeoutSeconds": 301}, "spec.health.preflight.timeoutSeconds", id="too long"),
+        pytest.param({"mode": "Act"}, "want less than timeouts.startupSeconds (60)", id="no time left to get ready"),
+    ],
+)
+def test_unsound_settings_of_the_preflight_are_named(spec: dict[str, Any], where: str) -> None:
+    timeouts = {"softSeconds": 4, "hardSeconds": 6, "barrierSeconds": 60, "startupSeconds": 60}
+    verdict = admit(a_job(health={"preflight": spec}, timeouts=timeouts))
+    assert isinstance(verdict, InvalidSpec)
+    assert where in verdict.message
+
+
+def test_a_pod_whose_preflight_has_failed_is_replaced_in_a_job_that_acts_on_it_alone() -> None:
+    world = running_world(health={"mode": "Off", "preflight": {"mode": "Act"}})
+    moved(world)
+    world.settle()
+    assert [item.name for item in world.deleted] == ["digits-0"]
+    world = running_world(health={"mode": "Off", "preflight": {"mode": "Observe"}})
+    moved(world)
+    world.settle()
+    assert world.deleted == []

@@ -1,0 +1,59 @@
+"""`python -m unbroken.preflight.in_pod`: the checks of one pod of a job, before its first process.
+
+The pod's launcher starts it, reads what it says, one Health a line, each with all that is known by then, and kills it
+when its time is over. So what it has found so far counts, whatever hangs.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from unbroken.preflight.outcomes import CheckOutcome, findings_of, untold
+from unbroken_core.protocol import wire
+from unbroken_core.vocabulary.findings import Finding, bounded
+
+_PARTS = 3
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the checks; the exit code says nothing."""
+    parser = argparse.ArgumentParser(prog="python -m unbroken.preflight.in_pod", description=__doc__)
+    parser.add_argument("--limit", type=float, required=True, metavar="SECONDS", help="for all checks together")
+    parser.add_argument("--devices", type=int, metavar="N", help="GPUs that the pod should have")
+    options = parser.parse_args(arguments)
+    until_s = time.monotonic() + options.limit
+    descriptor = _take_output()
+    _tell(descriptor, untold(()))
+    try:
+        from unbroken.preflight.own_checks import parts  # noqa: PLC0415 - whatever importing torch does is bounded here
+    except Exception as error:  # Whatever a broken image makes of it.
+        first = str(error).strip().partition("\n")[0]
+        _tell(descriptor, untold((), f"torch cannot be imported: {type(error).__name__}: {first}"[:300]))
+        return 0
+    outcomes: list[CheckOutcome] = []
+    for part in parts(options.devices, lambda num_left: max(until_s - time.monotonic(), 0.0) / min(num_left, _PARTS)):
+        outcomes += part.outcomes
+        _tell(descriptor, untold(findings_of(outcomes, part.versions)))
+    return 0
+
+
+def _take_output() -> int:
+    """Return where findings go, and keep what libraries print out of it."""
+    descriptor = os.dup(1)
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(nothing, number)
+    os.close(nothing)
+    return descriptor
+
+
+def _tell(descriptor: int, findings: tuple[Finding, ...]) -> None:
+    data = memoryview(wire.encode(bounded(findings)).encode() + b"\n")
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
