@@ -5,7 +5,6 @@ the next batch was fetched. So what these draw from the random numbers is neithe
 """
 
 import contextlib
-import dataclasses
 import json
 import logging
 import re
@@ -16,10 +15,9 @@ from typing import Any
 
 import torch.distributed as dist
 from transformers import Trainer, TrainerCallback
-from transformers.trainer_callback import ExportableState
 
 from unbroken import inprocess, memory
-from unbroken.integrations import one_training, random_numbers, versions
+from unbroken.integrations import one_training, random_numbers, trainer_extras, versions
 from unbroken.memory.agreement import all_true
 from unbroken.memory.place import read_every
 
@@ -28,8 +26,6 @@ logger = logging.getLogger(__name__)
 versions.require("transformers", (5, 0), (5, 23))
 versions.require("accelerate", (1, 10), (1, 15))
 
-MAX_LOGS = 1_000
-"""Entries of the Trainer's log history in a checkpoint in memory: the newest."""
 _STATE = "trainer_state.json"
 _FOLDER = re.compile(r"checkpoint-([0-9]{1,18})")
 _MARK = re.compile(r"unbroken-([0-9]{1,6})-of-([0-9]{1,6})")
@@ -47,6 +43,7 @@ def train(trainer: Trainer, call: inprocess.CallWrapper, *, every: int | None = 
     _refuse(trainer)
     one_training.claim(call)
     callback = _Callback(trainer, call, every)
+    eval_on_start = trainer.args.eval_on_start
     trainer.add_callback(callback)
     try:
         with _measured_saves(trainer, call), callback.newest() as folder:
@@ -54,6 +51,8 @@ def train(trainer: Trainer, call: inprocess.CallWrapper, *, every: int | None = 
     finally:
         # Else the Trainer keeps itself alive until the next collection.
         trainer.remove_callback(callback)
+        vars(trainer).pop("get_batch_samples", None)
+        trainer.args.eval_on_start = eval_on_start
 
 
 @contextlib.contextmanager
@@ -118,6 +117,11 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
         self._checkpoints = memory.Checkpointer(every=self._every, disk=self._folders)
         self._at_moves = memory.Checkpointer(every=1)
         self._begun_at = 0
+        self._loss = trainer_extras.RunningLoss(trainer)
+        self._trainer_state: dict[str, Any] | None = None
+        """What the Trainer goes on from; None at the start."""
+        self._saved_extras: dict[str, Any] | None = None
+        self._is_over = False
         self._restored: dict[str, Any] | None = None
         self._random: Any = None
 
@@ -131,14 +135,16 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
         if step is None or self._folders.chosen is not None:
             if self._folders.chosen is not None:
                 self._refuse_samples(self._folders.samples(self._folders.chosen), step or 0)
+                self._trainer_state, self._saved_extras = self._folders.state(), self._folders.extras()
             self._begun_at = step or 0
-            with self._folders.of_batches(trainer.args.train_batch_size) as chosen:
+            with self._loss.measured(), self._folders.of_batches(trainer.args.train_batch_size) as chosen:
                 yield chosen
             return
         self._restored, self._random, self._begun_at = json.loads(state["progress"]), state["random"], step
+        self._trainer_state, self._saved_extras = self._restored["trainer"], self._restored["extras"]
         self._refuse_samples(self._restored["samples"], step)
         logger.info("restored from memory: step=%d", step)
-        with tempfile.TemporaryDirectory(prefix="unbroken-") as folder:
+        with self._loss.measured(), tempfile.TemporaryDirectory(prefix="unbroken-") as folder:
             # A rank's batch of this world. Trainers of transformers 5.0 would take that of the world before.
             progress = self._restored["trainer"] | {"train_batch_size": trainer.args.train_batch_size}
             (Path(folder) / _STATE).write_text(json.dumps(progress), encoding="utf-8")
@@ -150,8 +156,14 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
                 del trainer._load_from_checkpoint
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Put back what the Trainer has made since: the schedule of learning rates."""
+        """Put back what the Trainer has made since, such as the schedule of learning rates."""
         self._call.on_move(self._save_at_move)
+        if self._trainer_state is not None:
+            # It is no start, and callbacks have counted that evaluation.
+            args.eval_on_start = False
+            trainer_extras.put_back_callbacks(self._trainer, self._trainer_state)
+        if self._saved_extras is not None:
+            trainer_extras.put_back(self._trainer, self._loss, self._saved_extras)
         if self._restored is None:
             return
         self._trainer.lr_scheduler.load_state_dict(self._restored["scheduler"])
@@ -164,6 +176,18 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
         scaler = self._trainer.accelerator.scaler
         if scaler is not None and self._restored["scaler"]:
             scaler.load_state_dict(self._restored["scaler"])
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Make no step after the last one, where a checkpoint was made after that."""
+        if self._trainer_state is None:
+            return
+        self._is_over = state.global_step >= state.max_steps or trainer_extras.has_ended(self._trainer_state)
+        self._trainer_state = None
+        if self._is_over:
+            control.should_training_stop = True
+            self._loss.close()
+            # The Trainer would take at least one. An attribute of this one object.
+            self._trainer.get_batch_samples = lambda *args, **kwargs: ([], None)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save and report the step before this one."""
@@ -185,11 +209,15 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
         if control.should_save:
             self._folders.unmark(state.global_step)
 
-    on_epoch_end = on_step_end
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Likewise; what belongs to the end of a training that had ended was done then."""
+        if self._is_over:
+            control.should_log = control.should_evaluate = control.should_save = False
+        self.on_step_end(args, state, control)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """This rank's part of the Trainer's own checkpoint is there."""
-        self._folders.mark(state.global_step, self._samples())
+        self._folders.mark(state.global_step, self._samples(), self._extras())
         self._call.ping()
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -207,7 +235,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
         if not all_true(saved) or str(self._trainer.args.save_strategy) not in ("no", "SaveStrategy.NO"):
             self._folders.unmark(step)
             self._trainer._save_checkpoint(self._trainer.model_wrapped, None)
-            self._folders.mark(step, self._samples())
+            self._folders.mark(step, self._samples(), self._extras())
 
     def _state(self) -> dict[str, Any]:
         args = self._trainer.args
@@ -222,7 +250,8 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
         trainer = self._trainer
         scaler = trainer.accelerator.scaler
         return {
-            "trainer": _exported(trainer),
+            "trainer": trainer_extras.exported(trainer),
+            "extras": self._extras(),
             "samples": self._samples(),
             "scheduler": {} if trainer.lr_scheduler is None else trainer.lr_scheduler.state_dict(),
             "rates": [
@@ -231,6 +260,9 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
             ],
             "scaler": {} if scaler is None else scaler.state_dict(),
         }
+
+    def _extras(self) -> dict[str, Any]:
+        return trainer_extras.read(self._trainer, self._loss)
 
     def _samples(self) -> int:
         """Return how many samples one step has, on all ranks."""
@@ -268,13 +300,28 @@ class _Folders:
         self.chosen = self._of(step)
         logger.warning("restored from the disk: step=%d folder=%s", step, self.chosen)
 
+    def state(self) -> dict[str, Any]:
+        """Return the Trainer's state in the chosen folder; nothing where none is chosen."""
+        if self.chosen is None:
+            return {}
+        found: dict[str, Any] = json.loads((self.chosen / _STATE).read_text(encoding="utf-8"))
+        return found
+
+    def extras(self) -> dict[str, Any] | None:
+        """Return what this rank, or another one, has marked the chosen folder with; None where that is of before."""
+        marks = [] if self.chosen is None else sorted(self.chosen.glob("unbroken-*-of-*"))
+        marks.sort(key=lambda path: path.name != self._name)
+        lines = marks[0].read_text(encoding="utf-8").splitlines() if marks else []
+        found: dict[str, Any] | None = json.loads(lines[1]) if len(lines) > 1 else None
+        return found
+
     @contextlib.contextmanager
     def of_batches(self, size: int) -> Iterator[str | None]:
         """Yield the chosen folder, if any: where another world wrote it, one like it for a rank's batches of this size.
 
         Trainers of transformers 5.0 go on with the size that the folder names.
         """
-        state = {} if self.chosen is None else json.loads((self.chosen / _STATE).read_text(encoding="utf-8"))
+        state = self.state()
         if self.chosen is None or state.get("train_batch_size") in (None, size):
             yield None if self.chosen is None else str(self.chosen)
             return
@@ -285,11 +332,11 @@ class _Folders:
             (Path(folder) / _STATE).write_text(json.dumps(state | {"train_batch_size": size}), encoding="utf-8")
             yield folder
 
-    def mark(self, step: int, samples: int) -> None:
-        """Say that this rank's part is there."""
+    def mark(self, step: int, samples: int, extras: dict[str, Any]) -> None:
+        """Say that this rank's part is there, and what else it goes on from."""
         folder = self._of(step)
         if folder.is_dir():
-            (folder / self._name).write_text(f"{samples}\n", encoding="utf-8")
+            (folder / self._name).write_text(f"{samples}\n{json.dumps(extras)}\n", encoding="utf-8")
 
     def unmark(self, step: int) -> None:
         """Take it back, before the folder is written again, perhaps by a world of another size."""
@@ -298,7 +345,8 @@ class _Folders:
 
     def samples(self, folder: Path) -> int:
         """Return how many samples a step had; 0 where that cannot be read."""
-        text = next((path.read_text(encoding="utf-8")[:20] for path in folder.glob("unbroken-*-of-*")), "").strip()
+        first = next((path.read_text(encoding="utf-8") for path in folder.glob("unbroken-*-of-*")), "")
+        text = first.partition("\n")[0][:20].strip()
         return int(text) if text.isascii() and text.isdecimal() else 0
 
     def _of(self, step: int) -> Path:
@@ -312,18 +360,6 @@ class _Folders:
         marks = {(int(match[1]), int(match[2])) for name in names if (match := _MARK.fullmatch(name))}
         sizes = {size for _, size in marks}
         return _STATE in names and any(all((rank, size) in marks for rank in range(size)) for size in sizes if size)
-
-
-def _exported(trainer: Trainer) -> dict[str, Any]:
-    """Return the Trainer's state as its own checkpoints have it."""
-    logs = trainer.state.log_history
-    state = dataclasses.asdict(dataclasses.replace(trainer.state, log_history=logs[-MAX_LOGS:]))
-    exported: dict[str, list[Any]] = {}
-    for one in (*trainer.callback_handler.callbacks, trainer.control):
-        if isinstance(one, ExportableState):
-            exported.setdefault(type(one).__name__, []).append(one.state())
-    state["stateful_callbacks"] = {name: all_[0] if len(all_) == 1 else all_ for name, all_ in exported.items()}
-    return state
 
 
 def _plain(optimizer: Any) -> Any:

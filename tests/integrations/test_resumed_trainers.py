@@ -1,0 +1,226 @@
+"""Hugging Face's Trainer after a fault: its logs, callbacks and end are those of a training without."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.integrations.test_trainers import Call, Kept
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import ExportableState
+
+from unbroken import memory
+from unbroken.integrations import huggingface
+
+pytestmark = [pytest.mark.integrations, pytest.mark.filterwarnings("ignore")]
+
+CHANCE = torch.Generator().manual_seed(3)
+SAMPLES = [
+    {"x": torch.randn(4, generator=CHANCE), "labels": torch.randn(2, generator=CHANCE), "ids": torch.tensor(i)}
+    for i in range(40)
+]
+BATCH = 4
+Build = Callable[[Path, "Model"], Trainer]
+
+
+class KeptOrOnDisk(Kept):
+    """The newest one of both."""
+
+    def __init__(self, **options: Any) -> None:
+        self.disk = options.get("disk")
+
+    def load(self, state: dict[str, Any]) -> int | None:
+        """Take the disk's where it is newer."""
+        steps = sorted(self.disk.steps()) if self.disk is not None else []
+        if self.disk is not None and steps and steps[-1] > (Kept.kept[0] if Kept.kept is not None else -1):
+            self.disk.load(state, steps[-1])
+            return int(steps[-1])
+        return super().load(state)
+
+
+@pytest.fixture(autouse=True)
+def _kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "Checkpointer", KeptOrOnDisk)
+    monkeypatch.setattr(Kept, "kept", None)
+
+
+class Model(torch.nn.Module):
+    """Two layers; it remembers what it has seen since the last step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.2), torch.nn.Linear(4, 2))
+        self.seen: list[int] = []
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the loss."""
+        if self.training:
+            self.seen += ids.tolist()
+        out = self.layers(x)
+        return {"loss": (out - labels).square().mean(), "logits": out}
+
+
+class Broken(RuntimeError):
+    """The fault."""
+
+
+class Breaking(TrainerCallback):  # type: ignore[misc]  # the package brings no types here
+    """Notes what each step has seen, and raises in the n-th call of one hook."""
+
+    def __init__(self, model: Model, seen: dict[int, list[int]], hook: str, left: int) -> None:
+        self.model, self.seen, self.hook, self.left = model, seen, hook, left
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note it."""
+        self.seen[state.global_step] = list(self.model.seen)
+        self.model.seen.clear()
+        self._break("on_step_end")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """After the last step."""
+        self._break("on_train_end")
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Before what the integration does there, so a checkpoint on the disk may be newer than one in memory."""
+        self._break("on_step_begin")
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """In an evaluation."""
+        self._break("on_prediction_step")
+
+    def _break(self, hook: str) -> None:
+        self.left -= hook == self.hook
+        if hook == self.hook and self.left == 0:
+            raise Broken
+
+
+def trained(folder: Path, build: Build, hook: str = "", left: int = 0) -> dict[str, Any]:
+    """Train, and once more after a fault in a hook's call of this number; return what has come out."""
+    Kept.kept = None
+    seen: dict[int, list[int]] = {}
+    for iteration in range(2):
+        call: Any = Call()
+        call.iteration = iteration
+        model = Model()
+        trainer = build(folder, model)
+        # Callbacks that were added before see a step first.
+        trainer.add_callback(Breaking(model, seen, hook if iteration == 0 else "", left))
+        with contextlib.suppress(Broken):
+            result = huggingface.train(trainer, call)
+            assert (iteration == 1) == bool(hook), "the fault was not reached"
+            break
+    times = ("runtime", "samples_per_second", "steps_per_second", "train_loss")
+    return {
+        "weights": [one.tolist() for one in model.parameters()],
+        "optimizer": repr(trainer.optimizer.state_dict()),
+        "schedule": repr(trainer.lr_scheduler.state_dict()),
+        "logs": [
+            {name: one for name, one in log.items() if not name.endswith(times)} for log in trainer.state.log_history
+        ],
+        "loss": result.training_loss,
+        "seen": seen,
+        "step": trainer.state.global_step,
+        "callbacks": [one.count for one in trainer.callback_handler.callbacks if isinstance(one, Counting)],
+    }
+
+
+class Counting(TrainerCallback, ExportableState):  # type: ignore[misc]  # the package brings no types here
+    """Has a state of its own."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count."""
+        self.count += state.global_step
+
+    def state(self) -> dict[str, Any]:
+        """Return it."""
+        return {"args": {}, "attributes": {"count": self.count}}
+
+
+class Freezing(TrainerCallback):  # type: ignore[misc]  # the package brings no types here
+    """Freezes the first layer for some steps."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Freeze or thaw."""
+        if state.global_step in (2, 7):
+            model.layers[0].requires_grad_(state.global_step == 7)
+
+
+def building(callbacks: Callable[[], list[Any]] = list, **options: Any) -> Build:
+    """Return what builds a Trainer with these options."""
+    usual: dict[str, Any] = {
+        "max_steps": 12,
+        "logging_steps": 4,
+        "learning_rate": 0.05,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+
+    def build(folder: Path, model: Model) -> Trainer:
+        args = TrainingArguments(
+            output_dir=str(folder),
+            use_cpu=True,
+            report_to="none",
+            per_device_train_batch_size=BATCH,
+            **{**usual, **options},
+        )
+        return Trainer(model, args, train_dataset=SAMPLES, eval_dataset=SAMPLES[:8], callbacks=callbacks())
+
+    return build
+
+
+EVALUATED: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "loss"}
+SAVED: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
+STOPPING: dict[str, Any] = {"max_steps": 60, "learning_rate": 0.5, **EVALUATED}
+
+
+def patient() -> list[Any]:
+    """End a training whose evaluations get no better."""
+    return [EarlyStoppingCallback(3)]
+
+
+@pytest.mark.parametrize(
+    ("build", "hook", "left"),
+    [
+        pytest.param(building(), "on_step_end", 7, id="a log of steps before and after the fault"),
+        pytest.param(building(**SAVED), "on_step_begin", 7, id="such a log, from a file"),
+        pytest.param(building(gradient_accumulation_steps=2), "on_step_end", 7, id="such a log, of several batches"),
+        pytest.param(building(lambda: [Counting()]), "on_step_end", 7, id="a callback's state"),
+        pytest.param(building(lambda: [Counting()], **SAVED), "on_step_begin", 7, id="a callback's state, from a file"),
+        pytest.param(building(lambda: [Freezing()]), "on_step_end", 5, id="frozen parameters"),
+        pytest.param(building(lambda: [Freezing()], **SAVED), "on_step_begin", 5, id="frozen parameters, from a file"),
+        pytest.param(building(patient, **STOPPING), "on_step_end", 6, id="patience"),
+        pytest.param(
+            building(patient, **STOPPING, **SAVED, load_best_model_at_end=True),
+            "on_prediction_step",
+            5,
+            id="a fault in an evaluation",
+        ),
+        pytest.param(
+            building(patient, eval_on_start=True, **STOPPING), "on_step_end", 6, id="an evaluation at the start"
+        ),
+        pytest.param(building(**SAVED), "on_train_end", 1, id="a file after the last step"),
+        pytest.param(building(save_strategy="epoch"), "on_train_end", 1, id="a fault after the last step"),
+        pytest.param(
+            building(max_steps=-1, num_train_epochs=2, eval_strategy="epoch", save_strategy="epoch"),
+            "on_train_end",
+            1,
+            id="a file after the last epoch",
+        ),
+        pytest.param(
+            building(patient, **STOPPING, **SAVED, load_best_model_at_end=True),
+            "on_train_end",
+            1,
+            id="a file after a callback has ended the training",
+        ),
+    ],
+)
+def test_trainer_goes_on_as_if_there_had_been_no_fault(tmp_path: Path, build: Build, hook: str, left: int) -> None:
+    want = trained(tmp_path / "calm", build)
+    got = trained(tmp_path / "broken", build, hook, left)
+    assert got == want
