@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.integrations.test_trainers import Call, Kept
+from torch.utils.data import IterableDataset, WeightedRandomSampler
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
@@ -218,9 +219,69 @@ def patient() -> list[Any]:
             1,
             id="a file after a callback has ended the training",
         ),
+        pytest.param(building(**SAVED, save_only_model=True), "on_step_begin", 7, id="a file without an optimizer"),
+        pytest.param(building(dataloader_num_workers=2, **EVALUATED), "on_step_end", 7, id="workers of the loader"),
     ],
 )
 def test_trainer_goes_on_as_if_there_had_been_no_fault(tmp_path: Path, build: Build, hook: str, left: int) -> None:
     want = trained(tmp_path / "calm", build)
     got = trained(tmp_path / "broken", build, hook, left)
     assert got == want
+
+
+class Stream(IterableDataset[Any]):
+    """All samples, in their order, without a length."""
+
+    def __iter__(self) -> Any:
+        """Begin anew."""
+        return iter(SAMPLES)
+
+
+class Ending(TrainerCallback):  # type: ignore[misc]  # the package brings no types here
+    """Ends the first epoch early."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Say so."""
+        control.should_epoch_stop = state.global_step == 4
+
+
+class Weighing(Trainer):  # type: ignore[misc]  # the package brings no types here
+    """Draws its samples."""
+
+    def _get_train_sampler(self, *args: Any) -> Any:
+        return WeightedRandomSampler([1.0] * len(SAMPLES), len(SAMPLES))
+
+
+def with_data(folder: Path, model: Model) -> Trainer:
+    """Return a Trainer that has samples for less steps than it shall make."""
+    trainer = building()(folder, model)
+    trainer.train_dataset = Stream()
+    return trainer
+
+
+def with_weights(folder: Path, model: Model) -> Trainer:
+    """Return a Trainer with a sampler of its own."""
+    trainer = building()(folder, model)
+    trainer.__class__ = Weighing
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("build", "problem"),
+    [
+        pytest.param(building(ignore_data_skip=True), "ignore_data_skip: want False, got True", id="no skipping"),
+        pytest.param(
+            building(dataloader_num_workers=1, dataloader_persistent_workers=True),
+            "dataloader_persistent_workers: want False, got True",
+            id="workers that stay",
+        ),
+        pytest.param(with_weights, "train_dataloader: want .* got one of WeightedRandomSampler", id="weights"),
+        pytest.param(with_data, r"epoch: .* got an end after 0\.8333 epochs at step 10; .* __len__", id="a stream"),
+        pytest.param(
+            building(lambda: [Ending()]), r"epoch: .* got an end after 0\.4000 epochs at step 4", id="a shorter epoch"
+        ),
+    ],
+)
+def test_data_whose_place_a_step_does_not_say_are_refused(tmp_path: Path, build: Build, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        trained(tmp_path, build)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 from transformers import Trainer, TrainerCallback
 
 from unbroken import inprocess, memory
@@ -88,6 +89,13 @@ def _refuse(trainer: Trainer) -> None:
         raise ValueError(
             "auto_find_batch_size: want False, got True; a step must have the same samples after a restart"
         )
+    if args.ignore_data_skip:
+        raise ValueError("ignore_data_skip: want False, got True; samples would be trained twice after a restart")
+    if args.dataloader_persistent_workers and args.dataloader_num_workers:
+        raise ValueError(
+            "dataloader_persistent_workers: want False, got True; new workers draw a random number, and after a "
+            "restart they would be new in other epochs"
+        )
     _refuse_order(trainer)
     if not hasattr(trainer, "_load_from_checkpoint"):
         raise ValueError("transformers: want a release whose Trainer has _load_from_checkpoint, got one without it")
@@ -106,6 +114,20 @@ def _refuse_order(trainer: Trainer) -> None:
         raise ValueError(f"{problem}; an epoch that goes on in its middle would have another order of samples")
 
 
+def _refuse_sampler(loader: Any) -> None:
+    """Likewise, where a Trainer of one's own makes its loader or its sampler."""
+    batches = getattr(loader, "batch_sampler", None)
+    # Accelerate wraps one of each rank's around that of the loader.
+    sampler = getattr(getattr(batches, "batch_sampler", batches), "sampler", None)
+    # Not what is derived from them: Accelerate's own one follows from seed and epoch.
+    if type(sampler) in (RandomSampler, WeightedRandomSampler, SubsetRandomSampler):
+        raise ValueError(
+            f"train_dataloader: want an order of samples that follows from seed and epoch, got one of "
+            f"{type(sampler).__name__}; an epoch that goes on in its middle would have another order: give it a "
+            "sampler with set_epoch"
+        )
+
+
 class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no types here
     """What the Trainer calls, for one iteration."""
 
@@ -122,6 +144,8 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
         """What the Trainer goes on from; None at the start."""
         self._saved_extras: dict[str, Any] | None = None
         self._is_over = False
+        self._num_epochs = 0
+        """Those that have begun in this iteration."""
         self._restored: dict[str, Any] | None = None
         self._random: Any = None
 
@@ -157,6 +181,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Put back what the Trainer has made since, such as the schedule of learning rates."""
+        _refuse_sampler(self._trainer.callback_handler.train_dataloader)
         self._call.on_move(self._save_at_move)
         if self._trainer_state is not None:
             # It is no start, and callbacks have counted that evaluation.
@@ -178,7 +203,15 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
             scaler.load_state_dict(self._restored["scaler"])
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Make no step after the last one, where a checkpoint was made after that."""
+        """Refuse an epoch that could not be resumed. Make no step after the last one, where a checkpoint has it."""
+        self._num_epochs += 1
+        if self._num_epochs > 1 and state.epoch != int(state.epoch):
+            raise ValueError(
+                f"epoch: want one that ends after as many steps as the Trainer counts in it, got an end after "
+                f"{state.epoch:.4f} epochs at step {state.global_step}; a fault in the next one would lead to another "
+                "place in the data: give an IterableDataset a __len__, or all of its passes in one, and let no "
+                "callback set should_epoch_stop"
+            )
         if self._trainer_state is None:
             return
         self._is_over = state.global_step >= state.max_steps or trainer_extras.has_ended(self._trainer_state)
@@ -217,7 +250,8 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """This rank's part of the Trainer's own checkpoint is there."""
-        self._folders.mark(state.global_step, self._samples(), self._extras())
+        if not args.save_only_model:  # else there is no optimizer to go on with
+            self._folders.mark(state.global_step, self._samples(), self._extras())
         self._call.ping()
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -234,7 +268,12 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
         saved = isinstance(self._at_moves.save(self._state(), step), memory.Saved)
         if not all_true(saved) or str(self._trainer.args.save_strategy) not in ("no", "SaveStrategy.NO"):
             self._folders.unmark(step)
-            self._trainer._save_checkpoint(self._trainer.model_wrapped, None)
+            args, save_only_model = self._trainer.args, self._trainer.args.save_only_model
+            args.save_only_model = False
+            try:
+                self._trainer._save_checkpoint(self._trainer.model_wrapped, None)
+            finally:
+                args.save_only_model = save_only_model
             self._folders.mark(step, self._samples(), self._extras())
 
     def _state(self) -> dict[str, Any]:
