@@ -69,7 +69,7 @@ class LentSlot:
     descriptor: int
 
 
-@dataclass
+@dataclass(eq=False)
 class WorkerSlots:
     """Slots of one place in one pod."""
 

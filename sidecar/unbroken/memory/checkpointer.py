@@ -2,11 +2,15 @@
 
 import logging
 import time
-from collections.abc import MutableMapping
+import weakref
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.optim import Optimizer
 
 from unbroken.memory.agreement import all_true
 from unbroken.memory.arena import Saved, Skipped, WorkerSlots, arena_of
@@ -83,7 +87,8 @@ class Checkpointer:
     def save(self, state: MutableMapping[str, Any], step: int) -> Saved | Skipped:
         """Copy this rank's part of the state into memory, after step number `step`. Waits for nobody.
 
-        Raises TypeError for what could not be loaded again, ValueError for a step below 0.
+        Raises TypeError for what could not be loaded again, ValueError for a step below 0, and for another state than
+        that which another Checkpointer has saved in this iteration.
         """
         _progress.newest_step = _checked(step)
         if step % self._every:
@@ -99,6 +104,7 @@ class Checkpointer:
         arena = self._enter()
         if arena is None or self._place is None:
             return self._skip(step, _NO_JOB)
+        self._refuse_another(arena, self._place, state)
         result = arena.write(self._place, step, self._reader.read(state))
         if isinstance(result, Skipped):
             return self._skip(step, result.reason)
@@ -153,6 +159,7 @@ class Checkpointer:
         if arena is None or self._place is None:
             self._skip(step, _NO_JOB)
             return
+        self._refuse_another(arena, self._place, state)
         shard = self._reader.read(state)
         if not arena.has(self._place, step):
             result = arena.write(self._place, step, shard, until_s - time.monotonic())
@@ -259,6 +266,19 @@ class Checkpointer:
             self._place, self._reader = place, ShardReader()
         return arena_of(place)
 
+    def _refuse_another(self, arena: WorkerSlots, place: WorkerInfo, state: MutableMapping[str, Any]) -> None:
+        """Raise ValueError where another one saves another state: a step has one, so the other would be lost."""
+        before = _saved.get(arena)
+        if before is not None and before.place == place and before.by() is not self and before.differs(state):
+            raise ValueError(
+                f"save: want the state that another Checkpointer saves in this iteration, of "
+                f"{', '.join(sorted(before.names))[:200]}, got another one, of {', '.join(sorted(state))[:200]}; "
+                "checkpoints in memory are known by their step alone: put all of it into one state"
+            )
+        if before is None or before.place != place or before.names != set(state):
+            kept = {name: weakref.ref(one) for name, one in state.items() if isinstance(one, nn.Module | Optimizer)}
+            _saved[arena] = _SavedState(place, weakref.ref(self), frozenset(state), kept)
+
     def _skip(self, step: int, reason: str) -> Skipped:
         self.num_skipped += 1
         self._tell(reason)
@@ -301,6 +321,27 @@ class _Progress:
 
 
 _progress = _Progress()
+
+
+@dataclass(frozen=True)
+class _SavedState:
+    """What was saved first in an iteration."""
+
+    place: WorkerInfo
+    by: "weakref.ref[Checkpointer]"
+    names: frozenset[str]
+    objects: Mapping[str, "weakref.ref[nn.Module | Optimizer]"]
+
+    def differs(self, state: Mapping[str, Any]) -> bool:
+        """Whether a state has other names, or other modules or optimizers by the same names."""
+        kept = {name: one() for name, one in self.objects.items()}
+        return self.names != set(state) or any(
+            one is not None and isinstance(state[name], nn.Module | Optimizer) and state[name] is not one
+            for name, one in kept.items()
+        )
+
+
+_saved: weakref.WeakKeyDictionary[WorkerSlots, _SavedState] = weakref.WeakKeyDictionary()
 
 
 def _steps_redone(step: int | None) -> int:

@@ -489,3 +489,18 @@ def test_memory_and_descriptors_stay_flat_over_a_thousand_saves_and_two_hundred_
     wait_until(is_flat, f"at most {before} descriptors and threads", describe=lambda: str(measure()))
     assert used() == before_used
     assert processes[0].memory_info().rss - before_bytes < 8 << 20
+
+
+@pytest.mark.parametrize("names", [("first", "second"), ("model", "model")])
+def test_second_state_of_a_job_is_refused(pod: LivePod, names: tuple[str, str]) -> None:
+    """After a fault one of them would have begun anew, since a step has one checkpoint."""
+    pod.start()
+    state, other = {names[0]: nn.Linear(2, 2)}, {names[1]: nn.Linear(2, 2)}
+    checkpointer, second = Checkpointer(), Checkpointer()
+    assert isinstance(checkpointer.save(state, 1), Saved)
+    with pytest.raises(ValueError, match="save: want the state that another Checkpointer saves in this iteration"):
+        second.save(other, 1)
+    assert isinstance(second.save(dict(state), 2), Saved), "the same state in another dictionary, as at a planned move"
+    assert isinstance(checkpointer.save(state | {"more": 1}, 3), Saved), "a state of one's own may grow"
+    pod.be(iteration=1)
+    assert isinstance(second.save(other, 4), Saved)
