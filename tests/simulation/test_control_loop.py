@@ -43,6 +43,7 @@ FAILED_BEFORE = (
     320387,
     330202,
     334108,
+    336278,
 )
 """Seeds that have shown a fault of the product or of the simulation once, and are run every time."""
 

@@ -72,7 +72,9 @@ def assess(snapshot: Snapshot, verdict: ValidSpec) -> Assessment:
     may_hear = outcome is None and not suspended and look_again_s(snapshot) is not None
     lost = frozenset(pod.uid for pod in snapshot.pods if _is_lost(pod, snapshot, members, settings, may_hear=may_hear))
     is_over = outcome is not None or _may_have_ended(snapshot, settings, lost, members)
-    alive = [pod for pod in trainers if _counts(pod, lost, members, report, is_over=is_over)]
+    # Nobody is replaced for having ended well by what was heard before that.
+    heard = report if snapshot.is_reachable else None
+    alive = [pod for pod in trainers if _counts(pod, lost, members, heard, is_over=is_over)]
     outdated = outdated_pods(verdict.spec, alive)
     found = succession(
         snapshot,

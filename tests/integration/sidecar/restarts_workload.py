@@ -3,6 +3,7 @@
 Appends one JSON object a sample to the file that the last argument names: python restarts_workload.py 1000 50 FILE
 """
 
+import contextlib
 import gc
 import json
 import os
@@ -47,7 +48,11 @@ def sample() -> dict[str, object]:
         except OSError:
             # The listing's own descriptor is closed again.
             continue
-    threads = Counter((task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir())
+    threads: Counter[str] = Counter()
+    for task in Path("/proc/self/task").iterdir():
+        # One may end after it was listed.
+        with contextlib.suppress(OSError):
+            threads[(task / "comm").read_text().strip()] += 1
     objects = Counter(f"{type(thing).__module__}.{type(thing).__qualname__}" for thing in gc.get_objects())
     return {
         "memory_kib": int(status.split("RssAnon:")[1].split()[0]),

@@ -456,6 +456,22 @@ def test_pods_that_succeed_before_the_report_says_complete_are_not_replaced() ->
     assert not [action for action in world.actions() if isinstance(action, CreatePod)]
 
 
+def test_pods_that_ended_well_are_not_replaced_while_nobody_hears_the_rendezvous() -> None:
+    """Each replacement would be told that the job is complete, end well, and be replaced."""
+    world = running_world()
+    assert world.report is not None
+    agents_away = [
+        dataclasses.replace(member, is_connected=False) for member in world.report.pods if member.pod != "digits-2"
+    ]
+    world.report = dataclasses.replace(world.report, pods=tuple(agents_away))
+    world.is_reachable = False
+    for name in ("digits-0", "digits-1", "digits-2"):
+        world.end_pod(name, "Succeeded")
+    assert not [action for action in world.actions() if isinstance(action, CreatePod)]
+    world.is_reachable = True
+    assert [action for action in world.actions() if isinstance(action, CreatePod)]
+
+
 def test_no_pod_is_replaced_once_the_training_has_returned() -> None:
     world = running_world()
     world.rendezvous_says(JobPhase.ENDING, ["digits-0", "digits-1"], ["digits-2"])
