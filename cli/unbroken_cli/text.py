@@ -17,7 +17,7 @@ _SEEN_BY = {
     "capacity-returned": "the rendezvous: pods were ready for ranks that were missing",
     "exception": "the library in the worker",
     "base-exception": "the library in the worker; that worker left",
-    "stale-state": "the library in the worker: torch held something of its former rank; it got a new process",
+    "stale-state": "the library in the worker: torch held something of its previous rank; it got a new process",
     "log-rule": "the agent, by a log rule: what the worker printed, or did not print",
     "soft-timeout": "the agent, from the worker's stamps: no progress",
     "hard-timeout": "the agent, from the worker's stamps: no progress; the process was ended",

@@ -28,7 +28,7 @@ class Cause(Word):
     BASE_EXCEPTION = "base-exception"
     """SystemExit, KeyboardInterrupt or another BaseException left the training function; the worker leaves."""
     STALE_STATE = "stale-state"
-    """torch in a worker's process held something of the worker's former rank; it gets a new process."""
+    """torch in a worker's process held something of the worker's previous rank; it gets a new process."""
     LOG_RULE = "log-rule"
     """What a worker printed, or did not print, is fatal by a rule of the job (health.logRules)."""
     SOFT_TIMEOUT = "soft-timeout"

@@ -21,7 +21,7 @@ class RestartAbort(BaseException):
 
 
 class StaleStateError(BaseException):
-    """torch in this process may still hold something of a former rank; the message says what. A new process follows.
+    """torch in this process may still hold something of a previous rank; the message says what. A new process follows.
 
     Leaves every handler of the script: whoever swallowed it would train, and write checkpoints, with wrong offsets.
     """

@@ -73,7 +73,7 @@ class Policy:
     """Workers leave when the double is away for so long."""
     layouts: tuple[tuple[int, ...], ...] = ()
     """Local ranks of the active workers of each iteration, in the order of their ranks; the last one stays. Empty: all
-    that live, in the order of their former ranks."""
+    that live, in the order of their previous ranks."""
     does_renew: bool = False
     """Whether a fault ends every process, so that each iteration runs in new ones."""
     hard_s: float | None = None

@@ -1,4 +1,4 @@
-"""What torch keeps of a former rank, in one process with groups that are made up: rank 1 becomes rank 0."""
+"""What torch keeps of a previous rank, in one process with groups that are made up: rank 1 becomes rank 0."""
 
 import gc
 import logging

@@ -35,7 +35,7 @@ export const CAUSE_WORDS = {
   'capacity-returned': 'no fault: pods were ready for ranks that were missing',
   exception: 'the script raised an exception',
   'base-exception': 'the script left with SystemExit or the like',
-  'stale-state': 'torch still held something of the former rank; a new process took over',
+  'stale-state': 'torch still held something of the previous rank; a new process took over',
   'log-rule': 'a log rule of the job calls it fatal',
   'soft-timeout': 'no progress; interrupted',
   'hard-timeout': 'no progress; its process was ended',

@@ -35,13 +35,13 @@ def fill_gap_rank(rank: int, world_size: int, terminated: Collection[int]) -> in
 
 
 def shifted_ranks(world_size: int, terminated: Collection[int]) -> list[int]:
-    """Return the former rank of each rank after `shift_rank` of all."""
+    """Return the previous rank of each rank after `shift_rank` of all."""
     lost = set(terminated)
     return [rank for rank in range(world_size) if rank not in lost]
 
 
 def filled_ranks(world_size: int, terminated: Collection[int]) -> list[int]:
-    """Return the former rank of each rank after `fill_gap_rank` of all."""
+    """Return the previous rank of each rank after `fill_gap_rank` of all."""
     lost = set(terminated)
     new_size = world_size - len(lost)
     movers = (rank for rank in range(new_size, world_size) if rank not in lost)

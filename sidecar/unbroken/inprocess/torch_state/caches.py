@@ -1,7 +1,7 @@
 """What torch remembers of meshes, ranks and groups for the whole process, and how each memory is emptied.
 
 torch's caches compare two meshes by their ranks and layout, not by the rank that asks: to one of them, the mesh of
-the iteration that has ended *is* the new one, and its offsets are those of the former rank. A checkpoint written with
+the iteration that has ended *is* the new one, and its offsets are those of the previous rank. A checkpoint written with
 them reads back wrong, without an error. The list was made by reading torch 2.13; for each entry, what it does when
 stale was tried. Accelerate's states are on it as well. A name that the torch at hand does not have is reported, not
 skipped: nobody knows then what took its place.
@@ -118,13 +118,13 @@ MEMORIES: tuple[TorchCache, ...] = (
     TorchCache(f"{DTENSOR}._random", "_rng_tracker", _forget),
     TorchCache("torch.distributed.device_mesh", "_mesh_resources.mesh_stack", _clear),
     TorchCache("torch.distributed._shard.api", "_CURRENT_PROCESS_GROUP", _forget),
-    # Plans of the former ranks: survivors and a new coordinator do not agree on what is written.
+    # Plans of the previous ranks: survivors and a new coordinator do not agree on what is written.
     TorchCache(_PLANNER, "SavePlanner._cached_save_plan", _clear),
     TorchCache(_PLANNER, "SavePlanner._cached_final_save_plan", _clear),
     TorchCache(_PLANNER, "SavePlanner._cached_all_plans", _clear),
     TorchCache(_PLANNER, "SavePlanner._cached_global_plan", _clear),
     TorchCache(_PLANNER, "SavePlanner._cached_metadata", _clear),
-    # A process that writes checkpoints, in a group of such processes of the former ranks; it takes seconds to end.
+    # A process that writes checkpoints, in a group of such processes of the previous ranks; it takes seconds to end.
     TorchCache("torch.distributed.checkpoint._async_process_executor", "_CHECKPOINT_PROCESS", _hand_over),
     # Keyed by names of groups, which begin again at "0".
     TorchCache(_SYMMETRIC_MEMORY, "_group_name_to_store", _want_empty, is_optional=True),

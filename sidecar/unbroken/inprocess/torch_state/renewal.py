@@ -97,7 +97,7 @@ class TorchState:
 
     def _obstacle(self) -> str:
         if meshes := self._meshes.left_over():
-            # Whoever keeps it may still use it, with the offsets of the former rank, whether or not it can be found.
+            # Whoever keeps it may still use it, with the offsets of the previous rank, whether or not it can be found.
             return f"a mesh of that time is kept: {find_holder(meshes) or UNKNOWN_HOLDER}; {ADVICE}"
         if self._missing:
             import torch  # noqa: PLC0415 - the package's import must stay cheap

@@ -175,6 +175,16 @@ def by_rule() -> Iterator[Case]:
         ),
         ("a probe twice", {"health": {"probes": [{"name": "disk", "command": ["true"]}] * 2}}),
         ("a probe named like a built-in check", {"health": {"probes": [{"name": "gpu", "command": ["true"]}]}}),
+        (
+            "a probe named like a part of the preflight",
+            {"health": {"probes": [{"name": "preflight-matmul", "command": ["x"]}]}},
+        ),
+        ("preflight", {"health": {"preflight": {"mode": "Act"}}}),
+        ("preflight, off", {"health": {"preflight": {"timeoutSeconds": 200}}, "timeouts": {"startupSeconds": 200}}),
+        (
+            "preflight as long as the start",
+            {"health": {"preflight": {"mode": "Act", "timeoutSeconds": 200}}, "timeouts": {"startupSeconds": 200}},
+        ),
         ("a pull secret of ours", {"rendezvous": {"imagePullSecrets": ["other-rendezvous"]}}),
     ):
         yield what, sound_job(**spec)
