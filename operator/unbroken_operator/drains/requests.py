@@ -175,7 +175,7 @@ def with_condition(status: Mapping[str, Any], wanted: tuple[bool, DrainReason, s
     """Return the conditions of a status with this one; None where it says so already. Others stay as they are."""
     is_complete, reason, message = wanted
     value = str(is_complete)
-    conditions = [item for item in status.get("conditions") or [] if isinstance(item, Mapping)]
+    conditions = _conditions(status)
     present = next((item for item in conditions if item.get("type") == CONDITION), None)
     new = {"type": CONDITION, "status": value, "reason": reason.value, "message": message}
     if present is not None and all(present.get(key) == text for key, text in new.items()):
@@ -188,11 +188,13 @@ def with_condition(status: Mapping[str, Any], wanted: tuple[bool, DrainReason, s
 
 def is_complete(status: Mapping[str, Any]) -> bool:
     """Whether the request is over: nothing is ever done for it again."""
-    conditions = status.get("conditions") or []
-    return any(
-        isinstance(item, Mapping) and item.get("type") == CONDITION and item.get("status") == "True"
-        for item in conditions
-    )
+    return any(item.get("type") == CONDITION and item.get("status") == "True" for item in _conditions(status))
+
+
+def _conditions(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return those that can be read: another plugin's CRD may take anything."""
+    found = status.get("conditions")
+    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []
 
 
 def _counted(number: int) -> str:

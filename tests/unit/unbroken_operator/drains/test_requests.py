@@ -142,4 +142,7 @@ def test_a_condition_is_written_when_it_changes_and_those_of_others_stay() -> No
     assert is_complete({"conditions": third})
     assert not is_complete({"conditions": second})
     assert not is_complete({"conditions": ["garbage", {"type": "DrainComplete"}]})
+    for garbage in (7, "text", {"type": "DrainComplete", "status": "True"}, [None]):
+        assert not is_complete({"conditions": garbage})
+        assert with_condition({"conditions": garbage}, (True, DrainReason.DRAINED, ""), "t") is not None
     assert with_condition({"conditions": ["garbage"]}, (True, DrainReason.DRAINED, ""), "t") is not None
