@@ -29,13 +29,14 @@ from unbroken_operator.drains.requests import (
     is_complete,
     read_pod,
     read_request,
+    whose_turn,
     with_condition,
 )
 
 logger = logging.getLogger(__name__)
 
 MAX_REQUESTS = 100
-"""Of one look, the oldest first."""
+"""Of one look. Where there are more, they take turns."""
 _EVICTIONS = ("policy/v1", "policy/v1beta1")
 """The second one where Kubernetes is older than 1.22."""
 
@@ -49,6 +50,8 @@ class Drains:
         self._patience_s = patience_s
         self._policy = _EVICTIONS[0]
         self._is_served = True
+        self._first = 0
+        """Whose turn it is, where there are too many."""
         self._since_s: dict[str, float] = {}
         """Since when each open request is known, by its uid."""
         self._complaints: dict[str, str] = {}
@@ -74,9 +77,11 @@ class Drains:
         open_ones.sort(key=lambda item: str(item["metadata"].get("creationTimestamp", "")))
         now_s = asyncio.get_running_loop().time()
         self._since_s = {(uid := item["metadata"]["uid"]): self._since_s.get(uid, now_s) for item in open_ones}
-        names = [_name(item) for item in open_ones[:MAX_REQUESTS]]
+        due = whose_turn(open_ones, self._first, MAX_REQUESTS)
+        self._first = (self._first + len(due)) % max(len(open_ones), 1)
+        names = [_name(item) for item in open_ones]
         self._complaints = {name: text for name, text in self._complaints.items() if name in names}
-        await asyncio.gather(*(self._serve(item) for item in open_ones[:MAX_REQUESTS]))
+        await asyncio.gather(*(self._serve(item) for item in due))
 
     async def _serve(self, item: Mapping[str, Any]) -> None:
         name = _name(item)

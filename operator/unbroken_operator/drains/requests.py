@@ -191,6 +191,12 @@ def is_complete(status: Mapping[str, Any]) -> bool:
     return any(item.get("type") == CONDITION and item.get("status") == "True" for item in _conditions(status))
 
 
+def whose_turn(items: Sequence[Any], first: int, most: int) -> list[Any]:
+    """Return so many of these at most, from this one on and round about: none waits for ever for others."""
+    start = first % len(items) if items else 0
+    return [*items[start:], *items[:start]][:most]
+
+
 def _conditions(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return those that can be read: another plugin's CRD may take anything."""
     found = status.get("conditions")

@@ -19,6 +19,7 @@ from unbroken_operator.drains.requests import (
     is_complete,
     read_pod,
     read_request,
+    whose_turn,
     with_condition,
 )
 
@@ -146,3 +147,9 @@ def test_a_condition_is_written_when_it_changes_and_those_of_others_stay() -> No
         assert not is_complete({"conditions": garbage})
         assert with_condition({"conditions": garbage}, (True, DrainReason.DRAINED, ""), "t") is not None
     assert with_condition({"conditions": ["garbage"]}, (True, DrainReason.DRAINED, ""), "t") is not None
+
+
+def test_too_many_requests_take_turns() -> None:
+    assert whose_turn([], 7, 2) == []
+    assert whose_turn([1, 2], 0, 5) == [1, 2]
+    assert [whose_turn([1, 2, 3], first, 2) for first in (0, 2, 4)] == [[1, 2], [3, 1], [2, 3]]
