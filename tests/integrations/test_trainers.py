@@ -160,6 +160,18 @@ def test_files_of_another_world_are_gone_on_from_with_batches_of_this_one(tmp_pa
     assert list((tmp_path / "checkpoint-2").glob("unbroken-*")), "what was read is as it was"
 
 
+@pytest.mark.parametrize(("is_split", "samples"), [(True, 4), (False, 8)])
+def test_batch_that_ranks_share_is_one_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_split: bool, samples: int
+) -> None:
+    """Where it grew with a smaller world, a step would have other samples than the one of its number before."""
+    options = {"per_device_train_batch_size": 4, "accelerator_config": {"split_batches": is_split}}
+    trainer = make_trainer(tmp_path, Regression(), **options)
+    monkeypatch.setattr(TrainingArguments, "world_size", 2)
+    call: Any = Call()
+    assert huggingface._Callback(trainer, call, None)._samples() == samples
+
+
 def test_batch_size_that_is_looked_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="auto_find_batch_size: want False, got True"):
         huggingface._refuse(make_trainer(tmp_path, auto_find_batch_size=True))
