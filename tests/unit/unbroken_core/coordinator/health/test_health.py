@@ -133,6 +133,25 @@ def test_a_pod_that_lost_its_ranks_in_this_interruption_is_no_spare_for_another_
     assert sorted(rank for plan in plans.values() for rank in ranks(plan) if rank is not None) == [0, 1, 2, 3]
 
 
+def test_a_spare_without_all_of_its_workers_takes_no_whole_pod_over() -> None:
+    """Before, a finding made the job a rank smaller."""
+    bench = WatchedBench(replace(ACT, min_ranks_per_pod=1))
+    bench.states["p2"] = [bench.workers(READY)[0], bench.workers(GONE)[1]]
+    bench.report("p2")
+    assert not sent(bench.find("p0", LOST), Halt)
+    bench.states["p2"] = bench.workers(READY, incarnation=1)
+    assert sorted(sent(bench.report("p2"), Halt)) == ["p0", "p1"]
+
+
+def test_who_could_not_be_blamed_while_ranks_were_given_is_as_soon_as_all_train() -> None:
+    """Before, only with the next message of any pod."""
+    bench = WatchedBench(ACT)
+    bench.fault("p1", 0, Cause.EXCEPTION)
+    bench.all_are(READY, 0, "p0", "p1")
+    bench.find("p0", LOST)
+    assert sorted(sent(bench.all_are(RUNNING, 1, "p0", "p1"), Halt)) == ["p0", "p1"]
+
+
 def test_a_suspicion_takes_no_part_in_somebody_elses_fault() -> None:
     bench = WatchedBench(ACT)
     bench.fault("p1", 0, Cause.EXCEPTION)
