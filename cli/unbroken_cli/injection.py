@@ -15,6 +15,8 @@ ANNOTATION = "unbroken.dev/allow-faults"
 """On a job, with the value "true": it may be broken without --yes."""
 _ROLE_LABEL = "unbroken.dev/role"
 _TOPOLOGY_ANNOTATION = "unbroken.dev/topology"
+_USUAL_XID = 79
+"""The GPU has fallen off the bus."""
 SHARED = ("oom",)
 """Kinds that would hit more than the job where pods share a machine, as those of `unbroken run` do."""
 
@@ -62,6 +64,9 @@ KINDS = {
         FaultKind("slow", "each step of a worker takes --milliseconds, or --factor times as long, for --seconds"),
         FaultKind("mismatch", "a worker calls another collective than the others"),
         FaultKind("oom", "a worker takes memory until the kernel ends it, for --seconds at most"),
+        FaultKind("xid", "the pod's watch finds an XID of a GPU, --code (79), for --seconds; nothing is broken"),
+        FaultKind("link-down", "the pod's watch finds a network link that is down, for --seconds; nothing is broken"),
+        FaultKind("check", "the pod's watch finds that --check fails with --verdict (suspect), for --seconds"),
     )
 }
 
@@ -222,7 +227,7 @@ def make_order(kind: FaultKind, identity: str, rank: int | None, given: Mapping[
             raise InputError(f"--{name.replace('_', '-')}: --fault {kind.name} takes {takes}")
     if not kind.is_order:
         return None
-    order = FaultOrder(id=identity, kind=kind.name, rank=rank)
+    order = FaultOrder(id=identity, kind=kind.name, rank=rank, code=_USUAL_XID if kind.name == "xid" else 1)
     order = replace(order, **{name: value for name, value in given.items() if value is not None})
     try:
         check_order(order)

@@ -35,7 +35,7 @@ from unbroken_cli.sources.from_cluster import job_from_objects
 from unbroken_cli.sources.from_rendezvous import job_from_status
 from unbroken_cli.sources.processes import hit, order_in
 from unbroken_cli.text import why_lines
-from unbroken_core.pod.fault_orders import MAX_SECONDS, USUAL_SECONDS, FaultOrder
+from unbroken_core.pod.fault_orders import MAX_SECONDS, USUAL_SECONDS, VERDICTS, FaultOrder
 from unbroken_core.protocol.messages import PodStatus
 from unbroken_core.vocabulary.errors import InputError
 
@@ -66,12 +66,14 @@ def parser() -> argparse.ArgumentParser:
     whom.add_argument("--node", help="all pods of the job on this node")
     whom.add_argument("--domain", help="all pods of the job in this domain of any layer, such as a rack")
     made.add_argument("--local-rank", type=int, metavar="N", help="which of a pod's workers (0)")
-    made.add_argument("--code", type=int, metavar="N", help="exit code (1)")
+    made.add_argument("--code", type=int, metavar="N", help="exit code (1), or number of an XID (79)")
     made.add_argument(
         "--seconds", type=float, metavar="S", help=f"how long it lasts, at most {MAX_SECONDS:g} ({USUAL_SECONDS:g})"
     )
     made.add_argument("--milliseconds", type=float, metavar="MS", help="of slow: longer for each step, at most 60000")
     made.add_argument("--factor", type=float, metavar="X", help="of slow: times the step, 1.01 to 100")
+    made.add_argument("--check", metavar="NAME", help="of check: whose finding it is")
+    made.add_argument("--verdict", choices=VERDICTS, help="of check: what it says (suspect)")
     made.add_argument("--yes", action="store_true", help="do it, also to a job that is not annotated for it")
     made.add_argument(
         "--wait",

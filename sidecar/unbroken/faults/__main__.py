@@ -5,12 +5,14 @@ Prints what is done (exit code 0), or why nothing is (2).
 
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from unbroken.faults.findings import add_finding
 from unbroken.faults.worker_socket import deliver
 from unbroken_core.conventions.environment import needed
-from unbroken_core.pod.fault_orders import ALLOW, WORKER, is_allowed, read_order
+from unbroken_core.pod.fault_orders import ALLOW, FINDINGS, WORKER, is_allowed, read_order
 from unbroken_core.vocabulary.errors import InputError
 
 
@@ -37,6 +39,12 @@ def obey(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
     folder = Path(needed(environment, "UNBROKEN_DIR"))
     if order.kind in WORKER:
         return deliver(folder, _local_rank(arguments), order)
+    if order.kind in FINDINGS:
+        if environment.get("UNBROKEN_WATCH") != "1":
+            raise InputError(
+                f"{order.kind}: this pod has no watch; want health.mode Observe or Act (unbroken run --health)"
+            )
+        return add_finding(folder, order, time.monotonic())
     raise InputError(f"kind: this release makes no {order.kind}")
 
 

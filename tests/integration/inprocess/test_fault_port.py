@@ -61,9 +61,8 @@ def opened(tmp_path: Path, call: Call) -> Iterator[FaultPort]:
     made.close()
 
 
-def order_from_a_thread(folder: Path, order: FaultOrder) -> "Future[str]":
-    """Deliver an order while the main thread does something else."""
-    answer: Future[str] = Future()
+def order_from_a_thread(folder: Path, answer: "Future[str]", order: FaultOrder = EXCEPTION) -> None:
+    """Deliver an order while the main thread does something else; the answer may come before this returns."""
 
     def run() -> None:
         try:
@@ -72,7 +71,6 @@ def order_from_a_thread(folder: Path, order: FaultOrder) -> "Future[str]":
             answer.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return answer
 
 
 def until(is_true: Callable[[], bool]) -> None:
@@ -84,23 +82,23 @@ def until(is_true: Callable[[], bool]) -> None:
 
 @pytest.mark.usefixtures("opened")
 def test_an_exception_is_raised_in_the_script_once_and_the_answer_comes_first(tmp_path: Path, call: Call) -> None:
-    answers: list[Future[str]] = []
+    answer: Future[str] = Future()
 
     def script() -> None:
-        answers.append(order_from_a_thread(tmp_path, EXCEPTION))
+        order_from_a_thread(tmp_path, answer)
         until(lambda: False)
 
     outcome = call.run(script)
     assert isinstance(outcome.error, InjectedFault)
-    assert answers[0].result(LIMIT_S).startswith("exception: rank 2, iteration 0, process ")
-    again: list[Future[str]] = []
+    assert answer.result(LIMIT_S).startswith("exception: rank 2, iteration 0, process ")
+    again: Future[str] = Future()
 
     def repeated() -> None:
-        again.append(order_from_a_thread(tmp_path, EXCEPTION))
-        until(again[0].done)
+        order_from_a_thread(tmp_path, again)
+        until(again.done)
 
     assert call.run(repeated).error is None
-    assert again[0].result(LIMIT_S) == "this order was carried out before; nothing was done again"
+    assert again.result(LIMIT_S) == "this order was carried out before; nothing was done again"
 
 
 @pytest.mark.usefixtures("opened")
@@ -123,24 +121,24 @@ def test_an_order_waits_for_the_end_of_an_atomic_section_and_is_withdrawn_when_t
     tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(port, "PATIENCE_S", 0.3)
-    answers: list[Future[str]] = []
+    answer: Future[str] = Future()
 
     def script() -> str:
         with call.gate.atomic():
-            answers.append(order_from_a_thread(tmp_path, EXCEPTION))
-            until(answers[0].done)
+            order_from_a_thread(tmp_path, answer)
+            until(answer.done)
         until(lambda: True)
         return "went on"
 
     assert call.run(script) == FunctionOutcome("went on")
     with pytest.raises(InputError, match=r"ran no line of the script in 0 s: .*; nothing was done"):
-        answers[0].result(LIMIT_S)
+        answer.result(LIMIT_S)
     monkeypatch.setattr(port, "PATIENCE_S", LIMIT_S)
     is_out = threading.Event()
 
     def patient() -> None:
         with call.gate.atomic():
-            answers.append(order_from_a_thread(tmp_path, EXCEPTION))
+            order_from_a_thread(tmp_path, Future())
             end_s = time.monotonic() + 0.2
             until(lambda: time.monotonic() > end_s)
         is_out.set()
@@ -153,14 +151,14 @@ def test_an_order_waits_for_the_end_of_an_atomic_section_and_is_withdrawn_when_t
 def test_an_iteration_that_ends_first_takes_the_order_with_it(tmp_path: Path, call: Call, opened: FaultPort) -> None:
     def leave() -> None:
         with call.gate.atomic():
-            answers.append(order_from_a_thread(tmp_path, EXCEPTION))
+            order_from_a_thread(tmp_path, answer)
             wait_until(lambda: bool(opened._due), "the order")
             call.gate.leave("the iteration is over")
 
-    answers: list[Future[str]] = []
+    answer: Future[str] = Future()
     assert call.run(leave).error is None
     with pytest.raises(InputError, match="not inside its training function now"):
-        answers[0].result(LIMIT_S)
+        answer.result(LIMIT_S)
     # Nothing of it is left for the next one.
     end_s = time.monotonic() + 0.2
     assert call.run(lambda: until(lambda: time.monotonic() > end_s)).error is None

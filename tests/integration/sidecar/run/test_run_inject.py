@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.devices import System
 
 Start = Callable[..., Any]
 SLOW = Path(__file__).parents[1] / "straggler_workload.py"
@@ -134,4 +135,26 @@ def test_a_worker_that_is_told_to_be_slow_is_named_as_the_straggler(start_job: S
 
     assert "in two windows busy for " in job.wait_for(named, "the straggler", 280)
     assert job.status()["recoveries"] == []
+    assert job.complete() == 0
+
+
+@pytest.mark.timeout(400)
+def test_an_xid_on_purpose_moves_ranks_as_one_of_the_driver_would_and_says_what_it_is(
+    start_job: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNBROKEN_WATCH_DELAY", "0")
+    monkeypatch.setenv("UNBROKEN_WATCH_ROOT", str(System(tmp_path / "root").root))
+    options = ("--pods", "2", "--spares", "1", "--last-call", "60", "--health", "Act", "--allow-faults")
+    job = start_job(*options, workload="wrapped")
+    job.wait_started(0, 2)
+    job.wait_for(lambda: (job.status().get("health") or {}).get("num_pods") == 3, "a word of every watch")
+    victim = next(str(pod["pod"]) for pod in job.status()["pods"] if pod["ranks"] == [1])
+    done = inject(job, "--fault", "xid", "--rank", "1", "--seconds", "600", "--yes", "--wait", "200", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["said"] == "xid: the watch finds it within seconds, for 600 s; nothing is broken"
+    recovery = found["recovery"]
+    assert [recovery[name] for name in ("cause", "rung", "pod")] == ["device-fault", "pod", victim]
+    assert "xid-79 on injected is fatal" in recovery["detail"]
+    assert "on purpose, by `unbroken inject`" in why(job)
     assert job.complete() == 0
