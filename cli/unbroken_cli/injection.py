@@ -66,6 +66,7 @@ KINDS = {
         FaultKind("oom", "a worker takes memory until the kernel ends it, for --seconds at most"),
         FaultKind("xid", "the pod's watch finds an XID of a GPU, --code (79), for --seconds; nothing is broken"),
         FaultKind("link-down", "the pod's watch finds a network link that is down, for --seconds; nothing is broken"),
+        FaultKind("disk-full", "the file system of --path is full for --seconds, if --max-bytes are enough for that"),
         FaultKind("check", "the pod's watch finds that --check fails with --verdict (suspect), for --seconds"),
     )
 }

@@ -74,6 +74,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--factor", type=float, metavar="X", help="of slow: times the step, 1.01 to 100")
     made.add_argument("--check", metavar="NAME", help="of check: whose finding it is")
     made.add_argument("--verdict", choices=VERDICTS, help="of check: what it says (suspect)")
+    made.add_argument("--path", metavar="DIR", help="of disk-full: a folder of a volume, as the container has it")
+    made.add_argument("--max-bytes", type=int, metavar="N", help="of disk-full: the most that may be written")
     made.add_argument("--yes", action="store_true", help="do it, also to a job that is not annotated for it")
     made.add_argument(
         "--wait",

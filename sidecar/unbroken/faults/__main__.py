@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from unbroken.faults.disk import fill_disk
 from unbroken.faults.findings import add_finding
 from unbroken.faults.worker_socket import deliver
 from unbroken_core.conventions.environment import needed
@@ -45,7 +46,7 @@ def obey(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
                 f"{order.kind}: this pod has no watch; want health.mode Observe or Act (unbroken run --health)"
             )
         return add_finding(folder, order, time.monotonic())
-    raise InputError(f"kind: this release makes no {order.kind}")
+    return fill_disk(folder, order)
 
 
 def _local_rank(arguments: Sequence[str]) -> int:

@@ -205,9 +205,22 @@ def test_memory_is_taken_only_below_a_limit_of_the_container_itself(tmp_path: Pa
             acts.memory_limit(own, root)
     (root / "pod" / "memory.max").write_text("67108864\n")
     assert acts.memory_limit(own, root) == 64 << 20
-    own.write_text("4:memory:/kubepods/x\n1:name=systemd:/\n")
-    with pytest.raises(InputError, match="no such file"):
+    own.write_text("4:memory:/kubepods/x\n0::/pod\n")
+    with pytest.raises(InputError, match=r"no such file.*memory/memory\.limit_in_bytes"):
         acts.memory_limit(own, root)
+    (root / "memory").mkdir()
+    (root / "memory" / "memory.limit_in_bytes").write_text("33554432\n")
+    assert acts.memory_limit(own, root) == 32 << 20, "in a container the group is the root"
+    own.write_text("garbage\n")
+    with pytest.raises(InputError, match=r"no such file.*memory\.max"):
+        acts.memory_limit(own, root)
+
+
+def test_memory_that_nobody_is_ended_for_is_given_back_with_the_score() -> None:
+    score = Path("/proc/self/oom_score_adj")
+    before = score.read_text()
+    acts.take_memory(0, LIMIT_S)
+    assert score.read_text() == before
 
 
 def test_a_held_gil_lets_no_other_thread_run_and_ends_in_time() -> None:

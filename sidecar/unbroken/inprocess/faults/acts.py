@@ -61,12 +61,7 @@ def group_of_many() -> Any:
 
 def memory_limit(own: Path = Path("/proc/self/cgroup"), root: Path = _CGROUPS) -> int:
     """Return how much this container may have. Raises InputError where its own control group has no limit."""
-    try:
-        groups = dict(line.split(":", 2)[1:] for line in own.read_text().splitlines())
-    except (OSError, ValueError):
-        groups = {}
-    is_unified = "" in groups
-    file = root / groups[""].strip("/") / "memory.max" if is_unified else root / "memory" / "memory.limit_in_bytes"
+    file = _limit_file(own, root)
     try:
         text = file.read_text().strip()
     except OSError:
@@ -77,6 +72,24 @@ def memory_limit(own: Path = Path("/proc/self/cgroup"), root: Path = _CGROUPS) -
             "kernel would look for a victim on the whole node"
         )
     return int(text)
+
+
+def _limit_file(own: Path, root: Path) -> Path:
+    """Return the file with the limit of this process' own control group, of version 1 where memory is there."""
+    try:
+        groups = dict(line.split(":", 2)[1:] for line in own.read_text().splitlines())
+    except (OSError, ValueError):
+        groups = {}
+    for controllers, path in groups.items():
+        if "memory" in controllers.split(","):
+            return _own_or_root(root / "memory", path) / "memory.limit_in_bytes"
+    return _own_or_root(root, groups.get("", "/")) / "memory.max"
+
+
+def _own_or_root(mount: Path, path: str) -> Path:
+    # A container may be told the node's path of its group, and see the group itself as the root.
+    found = mount / path.lstrip("/")
+    return found if found.is_dir() else mount
 
 
 def _all_memory() -> int:
