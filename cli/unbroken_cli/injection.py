@@ -17,7 +17,7 @@ _ROLE_LABEL = "unbroken.dev/role"
 _TOPOLOGY_ANNOTATION = "unbroken.dev/topology"
 _USUAL_XID = 79
 """The GPU has fallen off the bus."""
-SHARED = ("oom",)
+SHARED = ("oom", "partition")
 """Kinds that would hit more than the job where pods share a machine, as those of `unbroken run` do."""
 
 
@@ -67,6 +67,7 @@ KINDS = {
         FaultKind("xid", "the pod's watch finds an XID of a GPU, --code (79), for --seconds; nothing is broken"),
         FaultKind("link-down", "the pod's watch finds a network link that is down, for --seconds; nothing is broken"),
         FaultKind("disk-full", "the file system of --path is full for --seconds, if --max-bytes are enough for that"),
+        FaultKind("partition", "nothing leaves the pod for --seconds; needs CAP_NET_ADMIN in its container"),
         FaultKind("check", "the pod's watch finds that --check fails with --verdict (suspect), for --seconds"),
     )
 }
@@ -155,7 +156,7 @@ def choose_victims(kind: FaultKind, pods: Sequence[JsonObject], wanted: Selectio
         if wanted.words:
             what = f"{wanted.words} to run" if wanted.pod is not None else f"{what} in {wanted.words}"
         raise InputError(f"--fault {kind.name}: needs {what}; found {names}")
-    return [_victim(pod) for pod in sorted(fitting, key=_ordinal)]
+    return [_victim(kind, pod) for pod in sorted(fitting, key=_ordinal)]
 
 
 def choose_victim(kind: FaultKind, pods: Sequence[JsonObject], wanted: str | None) -> Victim:
@@ -173,8 +174,11 @@ def _stands(pod: JsonObject, wanted: Selection) -> bool:
     return isinstance(domains, dict) and wanted.domain in domains.values()
 
 
-def _victim(pod: JsonObject) -> Victim:
+def _victim(kind: FaultKind, pod: JsonObject) -> Victim:
     container = pod["spec"]["containers"][0]
+    if kind.name == "partition" and pod["spec"].get("hostNetwork"):
+        name = pod["metadata"]["name"]
+        raise InputError(f"--fault partition: pod {name} has the network of its node; nothing was done")
     return Victim(
         pod=pod["metadata"]["name"],
         uid=pod["metadata"]["uid"],

@@ -64,6 +64,7 @@ POD: Final = {
     "xid": ("seconds", "code"),
     "link-down": ("seconds",),
     "disk-full": ("seconds", "path", "max_bytes"),
+    "partition": ("seconds",),
 }
 """Kinds that are made beside the workers, in their container."""
 FINDINGS: Final = ("check", "xid", "link-down")

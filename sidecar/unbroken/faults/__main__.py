@@ -11,6 +11,7 @@ from pathlib import Path
 
 from unbroken.faults.disk import fill_disk
 from unbroken.faults.findings import add_finding
+from unbroken.faults.partition import part
 from unbroken.faults.worker_socket import deliver
 from unbroken_core.conventions.environment import needed
 from unbroken_core.pod.fault_orders import ALLOW, FINDINGS, WORKER, is_allowed, read_order
@@ -46,6 +47,8 @@ def obey(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
                 f"{order.kind}: this pod has no watch; want health.mode Observe or Act (unbroken run --health)"
             )
         return add_finding(folder, order, time.monotonic())
+    if order.kind == "partition":
+        return part(folder, order, needed(environment, "UNBROKEN_POD_IP"))
     return fill_disk(folder, order)
 
 

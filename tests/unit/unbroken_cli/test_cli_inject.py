@@ -156,6 +156,14 @@ def test_an_order_goes_to_the_module_of_the_pods_own_release() -> None:
         make_order(KINDS["kill"], "0123456789abcdef", None, {"code": 3})
 
 
+def test_a_pod_with_the_network_of_its_node_is_not_cut_off() -> None:
+    pod = a_pod("digits-0")
+    pod["spec"]["hostNetwork"] = True
+    with pytest.raises(InputError, match="pod digits-0 has the network of its node; nothing was done"):
+        choose_victim(KINDS["partition"], [pod], None)
+    assert choose_victim(KINDS["kill"], [pod], None).pod == "digits-0"
+
+
 def test_nothing_is_broken_without_a_word_of_the_user_or_the_owner() -> None:
     job: JsonObject = {"metadata": {"name": "digits", "namespace": "ml"}}
     with pytest.raises(
