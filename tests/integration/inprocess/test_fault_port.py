@@ -1,6 +1,8 @@
 """A worker's port for faults, with real signals and sockets: what it does once, and what it never does late."""
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -241,3 +243,12 @@ def test_a_held_gil_lets_no_other_thread_run_and_ends_in_time() -> None:
         is_over.set()
     assert ended_s - began_s >= 0.5
     assert not [tick for tick in ticks if began_s + 0.1 < tick < began_s + 0.4]
+
+
+def test_nothing_of_it_is_loaded_where_no_faults_are_allowed() -> None:
+    code = (
+        "import sys; import unbroken.inprocess, unbroken.inprocess.loop.call\n"
+        "print([name for name in sys.modules if name.startswith('unbroken') and name.endswith(('faults', 'port'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
