@@ -12,6 +12,7 @@ from typing import Any, Final
 from unbroken_core.vocabulary.errors import InputError
 
 _CGROUPS: Final = Path("/sys/fs/cgroup")
+_CONTROLLER: Final = "memory"
 _CHUNK_BYTES: Final = 16 << 20
 _BEYOND_BYTES: Final = 64 << 20
 """So much more than the limit is asked for at most: the kernel ends this process before."""
@@ -81,9 +82,9 @@ def _limit_file(own: Path, root: Path) -> Path:
     except (OSError, ValueError):
         groups = {}
     for controllers, path in groups.items():
-        if "memory" in controllers.split(","):
-            return _own_or_root(root / "memory", path) / "memory.limit_in_bytes"
-    return _own_or_root(root, groups.get("", "/")) / "memory.max"
+        if _CONTROLLER in controllers.split(","):
+            return _own_or_root(root / _CONTROLLER, path) / f"{_CONTROLLER}.limit_in_bytes"
+    return _own_or_root(root, groups.get("", "/")) / f"{_CONTROLLER}.max"
 
 
 def _own_or_root(mount: Path, path: str) -> Path:
