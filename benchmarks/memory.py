@@ -150,7 +150,8 @@ def measure(num_bytes: int, num_tensors: int, num_runs: int, root: Path) -> dict
 def run_together(num_processes: int, arguments: list[str]) -> int:
     """Run as many benchmarks at once; return how many failed."""
     command = [sys.executable, __file__, *arguments, "--processes", "1"]
-    running = [subprocess.Popen(command) for _ in range(num_processes)]
+    together = {**os.environ, "LOCAL_WORLD_SIZE": str(num_processes)}
+    running = [subprocess.Popen(command, env=together) for _ in range(num_processes)]
     return sum(process.wait() != 0 for process in running)
 
 

@@ -52,8 +52,14 @@ class Bench:
         """Start everything."""
         await self.cluster.up()
         await self.cluster.kubectl("apply", "-f", str(CRD if self.has_rules else CRD_WITHOUT_CEL))
-        await self.cluster.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(CRD_WITHOUT_CEL))
+        await eventually(self._serves_kind, "a kind that the API server serves", pause_s=KUBECTL_PAUSE_S)
         self.operator.start()
+
+    async def _serves_kind(self) -> bool:
+        """Whether the CRD is established; `kubectl wait` gives up on one of which nothing is said yet."""
+        text = await self.cluster.kubectl("get", "-f", str(CRD_WITHOUT_CEL), "-o", "json")
+        found = json.loads(text).get("status", {}).get("conditions") or ()
+        return any(one["type"] == "Established" and one["status"] == "True" for one in found)
 
     async def tear_down(self) -> None:
         """Stop everything."""

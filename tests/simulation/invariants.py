@@ -34,6 +34,8 @@ NO_RANK = frozenset((RankReason.RESERVE, RankReason.STEPPED_ASIDE, RankReason.LO
 GOT_RANK = frozenset((RankReason.REPLACED, RankReason.RETURNED, RankReason.ASSIGNED))
 KEPT_RANK = frozenset((RankReason.KEPT,))
 MOVED_RANK = frozenset((RankReason.SHIFTED, RankReason.FILLED_GAP, RankReason.ASSIGNED))
+PLANNED = (Cause.POD_LEAVING, Cause.CAPACITY_RETURNED, Cause.DEVICE_FAULT)
+"""Causes that may wait for a common step."""
 INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING, WorkerPhase.COMPLETED)
 
 
@@ -45,7 +47,8 @@ class Ledger:
         self.plans: dict[int, dict[tuple[str, int], int | None]] = {}
         """Ranks by place by iteration."""
         self.frames: dict[int, tuple[int, str, int]] = {}
-        self.newest = -1
+        self.newest = self.newest_before = -1
+        """Iteration of the newest plan, now and before the last step."""
         self.is_new_life = False
         """The rendezvous was restarted, and has neither cut a plan nor taken one over since."""
         self.has_taken_over = False
@@ -91,6 +94,7 @@ class Ledger:
 
     def check_step(self, event: Event, actions: list[Action]) -> None:
         """Check one step of the coordinator."""
+        self.newest_before = self.newest
         plans = [(a.session, a.message) for a in actions if isinstance(a, Send) and isinstance(a.message, Plan)]
         coordinator = self.world.coordinator
         self.has_taken_over |= coordinator is not None and coordinator.phase is JobPhase.FORMING and self.newest >= 0
@@ -369,7 +373,7 @@ class Ledger:
     def _check_moves(self, actions: list[Action]) -> None:
         """Check that ranks move after a step that all have saved, and at another moment only when that cannot be."""
         orders = [a.message for a in actions if isinstance(a, Send) and isinstance(a.message, Interrupt)]
-        planned = [order for order in orders if order.cause in (Cause.POD_LEAVING, Cause.CAPACITY_RETURNED)]
+        planned = [order for order in orders if order.cause in PLANNED]
         coordinator = self.world.coordinator
         phase = None if coordinator is None else coordinator._job.phase
         move = phase.move if isinstance(phase, Running) else None
@@ -382,7 +386,8 @@ class Ledger:
         if iteration != coordinator._job.world.iteration:
             return  # Who comes back is told of the one that it knows.
         entries = self.world.entries.get(iteration, {})
-        if not planned[0].detail.startswith("moves after step"):
+        # What was found of a pod is said before it.
+        if not planned[0].detail.rpartition("; ")[2].startswith("moves after step"):
             self._check_haste(iteration, planned[0])
             return
         self.num_common += 1

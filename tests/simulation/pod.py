@@ -174,6 +174,7 @@ class Pod:
             self.plan,
             tuple(self._told(worker, state) for worker, state in zip(self.workers, self.states(), strict=True)),
             self.world.memory.held(self),
+            health=self.world.watches.of(self),
             checkpoint_s=self.world.stalls.told_by(self),
             step_ago_s=self.world.steps.ago_s(self),
         )
@@ -195,7 +196,8 @@ class Pod:
             held = self.world.memory.held(self)
             stalled_s = self.world.stalls.told_by(self)
             word = Report(self.seq, self.states(), self.is_leaving, ago_s, held, checkpoint_s=stalled_s)
-            self.say(replace(word, step_ago_s=self.world.steps.ago_s(self)))
+            health, ago_s = self.world.watches.of(self), self.world.steps.ago_s(self)
+            self.say(replace(word, health=health, step_ago_s=ago_s))
 
     def report_entry(self) -> None:
         """Tell that workers have entered an iteration, a moment later or with the next news."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from tests.simulation import watches
+
 from unbroken_core.protocol.messages import Policy
-from unbroken_core.protocol.settings import DEFAULT_RUNGS, JobSettings, RungBudget
+from unbroken_core.protocol.settings import DEFAULT_RUNGS, HealthMode, JobSettings, RungBudget
 from unbroken_core.vocabulary.layers import Layer
 from unbroken_core.vocabulary.reasons import JobPhase, Reason, Rung, WorkerPhase
 
@@ -75,6 +78,8 @@ class Schedule:
     step_s: float
     stall_s: float
     """How long a checkpoint holds training up; 0: never."""
+    has_watches: bool
+    """Whether pods have a watch, which tells of devices."""
     queue_s: float
     """Longest time that a pod waits for a node; longer than any startup timeout, or 0."""
     patience_s: float
@@ -120,6 +125,12 @@ def make_schedule(seed: int) -> Schedule:
     planned = random.Random(f"move {seed}")
     if planned.random() < 0.5:
         faults += [_cordon(planned, planned.uniform(10.0, 45.0)) for _number in range(planned.randint(1, 3))]
+    watched = random.Random(f"watches {seed}")
+    has_watches = watched.random() < 0.35
+    if has_watches:
+        settings = _watching(settings, watched)
+        faults += [_find(watched, watched.uniform(5.0, 90.0)) for _number in range(watched.randint(1, 4))]
+        work_s = max(work_s, watched.choice([0.0, 400.0]))
     return Schedule(
         seed=seed,
         settings=settings,
@@ -142,6 +153,7 @@ def make_schedule(seed: int) -> Schedule:
         tells_steps=planned.choice(["all", "all", "all", "all", "none", "rank 0", "skewed", "epochs"]),
         step_s=planned.choice([0.05, 0.5, 2.0]),
         stall_s=random.Random(f"stall {seed}").choice([0.0, 0.0, 0.25, 2.0]),
+        has_watches=has_watches,
         queue_s=queue_s,
         patience_s=3 * (timeouts.startup_s + timeouts.barrier_s + queue_s),
         limit_s=20_000.0,
@@ -258,6 +270,46 @@ def _cordon(rng: random.Random, at_s: float) -> FaultPlan:
             world.cordon(pod, lasts_s, comes_back)
 
     return FaultPlan(at_s, "** cordon", strike, is_planned=True)
+
+
+def _watching(settings: JobSettings, rng: random.Random) -> JobSettings:
+    """Let the job act on what is found, or only tell it, and let pods test themselves or not."""
+    preflight = rng.choice([HealthMode.OFF, HealthMode.OFF, HealthMode.OBSERVE, HealthMode.ACT])
+    health = rng.choice([HealthMode.ACT, HealthMode.ACT, HealthMode.OBSERVE])
+    return replace(settings, health=health, preflight=preflight)
+
+
+def _find(rng: random.Random, at_s: float) -> FaultPlan:
+    """Let watches find something, true or not."""
+    kind = rng.choice(["dead device", "dead device", "false alarm", "everywhere", "suspect", "links", "worn"])
+    pick, lasts_s, delays = (
+        rng.random(),
+        rng.choice([1.0, 30.0, 200.0]),
+        [rng.uniform(0.0, 5.0) for _number in range(9)],
+    )
+
+    def strike(world: World) -> None:
+        pod = _pod(world, pick, wants_active=kind != "worn")
+        if pod is None:
+            return
+        find = world.watches.find
+        if kind == "dead device":
+            world.watches.break_device(pod)
+        elif kind == "false alarm":
+            find(pod, watches.LOST, lasts_s)
+        elif kind == "worn":
+            find(pod, watches.WORN, lasts_s)
+        elif kind == "suspect":
+            find(pod, watches.HINT, lasts_s)
+            if delays[0] < 2.5:
+                world.after(15.0, lambda: find(pod, watches.SURE, lasts_s), "")
+        else:
+            pods = [one for one in world.pods.values() if kind == "everywhere" or one.domains[:1] == pod.domains[:1]]
+            finding = watches.LOST if kind == "everywhere" else watches.DOWN
+            for one, delay_s in zip(pods, delays, strict=False):
+                world.after(delay_s, partial(find, one, finding, lasts_s), "")
+
+    return FaultPlan(at_s, f"** finds: {kind}", strike, is_planned=True)
 
 
 def _spoil(rng: random.Random, at_s: float) -> FaultPlan:

@@ -44,6 +44,7 @@ FAILED_BEFORE = (
     330202,
     334108,
     336278,
+    356784,
 )
 """Seeds that have shown a fault of the product or of the simulation once, and are run every time."""
 

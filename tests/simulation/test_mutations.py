@@ -1,4 +1,4 @@
-"""The invariants of restores find a broken choice: each of these breaks is seen within a few schedules."""
+"""The invariants find a broken choice: each of these breaks is seen within a few schedules."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,10 +9,14 @@ from tests.simulation.runner import run_seed
 from tests.simulation.schedule import make_schedule
 
 from unbroken_core.coordinator import planning, receiving
+from unbroken_core.coordinator.health import settling
 from unbroken_core.coordinator.memory import choosing, holders
 from unbroken_core.coordinator.memory.choosing import Choice
 from unbroken_core.coordinator.memory.table import Checkpoints
+from unbroken_core.coordinator.state.phases import Running
+from unbroken_core.coordinator.state.places import Member
 from unbroken_core.recovery.account import Account
+from unbroken_core.recovery.health import Blame
 from unbroken_core.recovery.progress import Progress
 
 MOST_SCHEDULES = 400
@@ -179,6 +183,53 @@ def test_a_broken_account_of_steps_is_found(
     found = next((result for result in map(run_seed, range(MOST_SCHEDULES)) if result.failure), None)
     assert found is not None
     assert "steps" in found.failure, found.failure
+
+
+def blame_nobody(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(settling, "_may_blame", lambda *_given: False)
+
+
+def blame_in_jobs_that_only_look(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(settling, "_acts", lambda *_given: True)
+
+
+def believe_an_alarm_of_all(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(settling, "assess", lambda strikes, *_given: Blame(dict(strikes)))
+
+
+def believe_a_single_sample(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("unbroken_core.recovery.health._CONFIRMED", 1)
+
+
+def blame_without_a_spare(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(settling, "_may_blame", lambda job, *_given: isinstance(job.phase, Running))
+
+
+def let_who_is_blamed_keep_its_ranks(patch: pytest.MonkeyPatch) -> None:
+    plain = vars(Member)["out"].fget
+    patch.setattr(Member, "out", property(lambda self: None if self.unfit else plain(self)))
+
+
+BREAKS_OF_BLAME = [
+    (blame_nobody, "and it stays"),
+    (blame_in_jobs_that_only_look, "nothing says so that counts"),
+    (believe_an_alarm_of_all, "so soon after another one"),
+    (believe_a_single_sample, "nothing says so that counts"),
+    (blame_without_a_spare, "a finding makes"),
+    (let_who_is_blamed_keep_its_ranks, "is called broken, and gets"),
+]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("break_it", "words"), BREAKS_OF_BLAME, ids=lambda one: getattr(one, "__name__", ""))
+def test_a_broken_judgement_of_findings_is_found(
+    break_it: Callable[[pytest.MonkeyPatch], None], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_it(monkeypatch)
+    seeds = (seed for seed in range(2 * MOST_SCHEDULES) if make_schedule(seed).has_watches)
+    found = next((result for result in map(run_seed, seeds) if result.failure), None)
+    assert found is not None
+    assert words in found.failure, found.failure
 
 
 @pytest.mark.timeout(400)

@@ -17,6 +17,7 @@ from tests.simulation.stalls import Stalls
 from tests.simulation.state_invariants import check_state
 from tests.simulation.steps import Steps
 from tests.simulation.training import Training
+from tests.simulation.watches import Watches
 
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.events import (
@@ -112,6 +113,7 @@ class World:
         self.memory = Memory(self)
         self.stalls = Stalls(self)
         self.steps = Steps(self)
+        self.watches = Watches(self)
         self.terms: dict[int, int] = {}
         """Term of the plan with which an iteration was entered."""
         self.cordoned: set[str] = set()
@@ -263,6 +265,7 @@ class World:
         for action in actions:
             self.tell("<- ", action)
         self.ledger.check_step(event, actions)
+        self.watches.check(actions)
         plans = [(a.session, a.message) for a in actions if isinstance(a, Send) and isinstance(a.message, Plan)]
         self.memory.check_cut(
             [(self.connections[session].pod, plan) for session, plan in plans if plan.iteration > newest], complete
@@ -319,6 +322,7 @@ class World:
         for name in list(self.connections):
             self.break_connection(name)
         self.ledger.forget()
+        self.watches.forget()
         self.after(down_s, self._restart_coordinator, "the rendezvous is back")
 
     def _restart_coordinator(self) -> None:
@@ -343,6 +347,7 @@ class World:
             self._waiting.pop(f"uid-{ordinal}", None)
             pod = Pod(self, f"pod-{ordinal}", f"uid-{ordinal}", f"node-{ordinal}", domains)
             self.pods[pod.uid] = pod
+            self.watches.begin(pod)
             self._created[pod.uid] = role
             pod.connect()
             self._observe_soon()
@@ -442,6 +447,7 @@ class World:
             raise Violation("a worker entered without a rank")
         entries = self.entries.setdefault(iteration, {})
         entries[rank] = (pod, worker)
+        self.watches.entered(pod, worker)
         self.world_sizes[iteration] = plan.world_size
         if len(entries) == plan.world_size:
             self.ledger.check_one_world(iteration)

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from unbroken_cli.commands.framework import complain, connect, find_job, make_parser
+from unbroken_cli.commands.reaching import reach_rendezvous
 from unbroken_cli.errors import CommandError
 from unbroken_cli.page_proxy.server import PageAnswer, PageProxy
-from unbroken_cli.page_proxy.upstream import API_PORT, ClusterRendezvous, PortForward, RendezvousAccess, ask
+from unbroken_cli.page_proxy.upstream import RendezvousAccess, ask
 from unbroken_cli.sources.rendezvous import read_token
 from unbroken_core.conventions.printable import printable
 from unbroken_core.vocabulary.errors import InputError
@@ -82,14 +83,8 @@ def _reach(arguments: argparse.Namespace) -> Iterator[Ask]:
         return
     cluster = connect(arguments)
     metadata = find_job(cluster, arguments)["metadata"]
-    namespace, name = metadata["namespace"], f"{metadata['name']}-rendezvous"
-    place = [f"--{key}={value}" for key in ("kubeconfig", "context") if (value := getattr(arguments, key)) is not None]
-    forward = [*place, "--namespace", namespace, "port-forward", "--address", "127.0.0.1", f"service/{name}"]
-    inside = ClusterRendezvous(lambda: cluster.secret(namespace, name), PortForward([*forward, f":{API_PORT}"]))
-    try:
+    with reach_rendezvous(cluster, arguments, metadata["namespace"], metadata["name"]) as inside:
         yield inside.ask
-    finally:
-        inside.close()
 
 
 def _access(arguments: argparse.Namespace) -> RendezvousAccess:

@@ -118,8 +118,13 @@ class Coordinator:
                 pass
             case _:
                 assert_never(event)
-        look_again_s = settle_health(job, now_s)
-        self._deadline_s = min(resolve(job, now_s), settle_copies(job, now_s), look_again_s)
+        look_again_s, before = settle_health(job, now_s), job.phase.kind
+        until_s = resolve(job, now_s)
+        if job.health.doubts and job.phase.kind is not before:
+            # Whom one phase lets nobody blame, the next one may.
+            look_again_s = settle_health(job, now_s)
+            until_s = resolve(job, now_s)
+        self._deadline_s = min(until_s, settle_copies(job, now_s), look_again_s)
         note_time(job, now_s)
         if job.version != version:
             self._revision += 1

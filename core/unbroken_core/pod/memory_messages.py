@@ -101,6 +101,8 @@ class FetchShard:
     step: int
     blocks: tuple[tuple[int, int], ...] = ()
     """(first, number) of each run; none: those with the layout and the objects."""
+    restored_in: int = -1
+    """The iteration that goes back to it: once that is over, nobody waits for its holder. -1: not said."""
 
 
 MAX_RUNS = 100

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from unbroken_core.pod.fault_orders import ALLOW
 from unbroken_operator.api import layout
 
 Part = Mapping[str, Any]
@@ -165,7 +166,7 @@ POD_RULES = (
     ),
 )
 OWN_VARIABLES = f"names that begin with {layout.RESERVED_VARIABLE_PREFIX} are the operator's"
-USERS_VARIABLES = ("UNBROKEN_PREIMPORT",)
+USERS_VARIABLES = ("UNBROKEN_PREIMPORT", ALLOW)
 VARIABLES_CEL = (
     "!has(self.containers[0].env) || self.containers[0].env.all(e, "
     f"!e.name.startsWith('{layout.RESERVED_VARIABLE_PREFIX}') || e.name in {list(USERS_VARIABLES)})"

@@ -21,7 +21,7 @@ from unbroken.keeper.arena import FETCHED, Arena
 from unbroken.keeper.copies import compare
 from unbroken.keeper.copy_reader import Fetching, MissingError
 from unbroken.keeper.digests import Digests, open_slot, write_digests
-from unbroken.keeper.peer_link import Link, LinkError, connect
+from unbroken.keeper.peer_link import Link, LinkError, Pause, connect
 from unbroken_core.pod.memory_messages import Fetched, FetchShard, FoundSlot, NotFetched
 from unbroken_core.pod.memory_slots import (
     BLOCK_BYTES,
@@ -31,10 +31,10 @@ from unbroken_core.pod.memory_slots import (
     digests_name,
     pack_head,
 )
-from unbroken_core.vocabulary.checkpoints import Peer
 
 _PATIENCE_S = 60.0
 _RESTART_S = 5.0
+_RETRY_S = 0.1
 _REMOVAL_S = 10.0
 """A fetch that has no room waits so long for what is being given back."""
 _LEAST_BYTES_PER_S = 20e6
@@ -72,8 +72,10 @@ class Part:
 class Fetcher:
     """Used by all threads of a keeper."""
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, pause: Pause | None = None) -> None:
+        """`pause`: what knows which iterations are over."""
         self._arena = arena
+        self._pause = Pause() if pause is None else pause
         self._guard = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
         """By name: one worker fetches into a file at a time."""
@@ -161,8 +163,8 @@ class Fetcher:
         return aside
 
     def _fetch(self, name: str, wanted: FetchShard, context: ssl.SSLContext) -> Fetched | NotFetched:
-        peer, moment = wanted.peer, Moment(wanted.term, wanted.iteration, wanted.step)
-        with closing(_reach(peer, context)) as link:
+        moment = Moment(wanted.term, wanted.iteration, wanted.step)
+        with closing(self._reach(wanted, context)) as link:
             link.until_s = time.monotonic() + _PATIENCE_S
             fetching = Fetching(link, wanted.rank, wanted.world_size, moment)
             part = self._part(name, fetching)
@@ -184,6 +186,21 @@ class Fetcher:
             status.st_ino,
             num_bytes,
         )  # fmt: skip
+
+    def _reach(self, wanted: FetchShard, context: ssl.SSLContext) -> Link:
+        """Return a connection; a keeper that was just killed is started again within a moment. Raises LinkError."""
+        peer, until_s = wanted.peer, time.monotonic() + _RESTART_S
+        while True:
+            try:
+                return connect((peer.host, peer.port), context, peer.uid)
+            except LinkError as error:
+                if not isinstance(error.__cause__, ConnectionError) or time.monotonic() > until_s:
+                    raise
+                if wanted.restored_in < 0:
+                    time.sleep(_RETRY_S)
+                elif self._pause.wait_for_end_of(wanted.restored_in, _RETRY_S):
+                    # Its pod has left, or another one has: the next plan says who has what, and waits for this.
+                    raise LinkError(f"{error}; iteration {wanted.restored_in} is over") from error
 
     def _part(self, name: str, fetching: Fetching) -> Part:
         """Return the file for what is offered, made anew unless it holds blocks of the very same. Raises OSError."""
@@ -214,18 +231,6 @@ def _remove(paths: Sequence[Path]) -> None:
     for path in paths:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
-
-
-def _reach(peer: Peer, context: ssl.SSLContext) -> Link:
-    """Return a connection; a keeper that was just killed is started again within a moment. Raises LinkError."""
-    until_s = time.monotonic() + _RESTART_S
-    while True:
-        try:
-            return connect((peer.host, peer.port), context, peer.uid)
-        except LinkError as error:
-            if not isinstance(error.__cause__, ConnectionError) or time.monotonic() > until_s:
-                raise
-        time.sleep(0.1)
 
 
 def _name_of(wanted: FetchShard) -> str:

@@ -210,6 +210,7 @@ class Pause:
         with self._changed:
             if iteration > self._over:
                 self._over, self._until_s = iteration, time.monotonic() + self._limit_s
+                self._changed.notify_all()
 
     def end(self, iteration: int) -> None:
         """A worker has restored in this iteration."""
@@ -218,6 +219,11 @@ class Pause:
                 # Also if the agent has not said yet that the one before is over: it would be too late.
                 self._over, self._until_s = iteration - 1, -math.inf
                 self._changed.notify_all()
+
+    def wait_for_end_of(self, iteration: int, limit_s: float) -> bool:
+        """Return whether this iteration is over: at once if it is, else after a while."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._over >= iteration, limit_s)
 
     def wait(self) -> None:
         """Return once it is over."""

@@ -53,7 +53,8 @@ class Replication:
         """Of what other threads look at."""
         self._certified = threading.Condition(self._guard)
         self._senders: dict[Peer, CopySender] = {}
-        self._pause = Pause()
+        self.pause = Pause()
+        """Knows which iterations are over."""
         self._context: ssl.SSLContext | None = None
 
     def obey(self, message: OfAgent, ask: Callable[[CertificateRequest], None]) -> None:
@@ -70,9 +71,9 @@ class Replication:
                 self._buddies = message
                 self._settle()
             case Restarting(iteration=iteration):
-                self._pause.begin(iteration)
+                self.pause.begin(iteration)
             case Unranked(iteration=iteration):
-                self._pause.end(iteration)
+                self.pause.end(iteration)
             case _:
                 assert_never(message)
 
@@ -84,7 +85,7 @@ class Replication:
 
     def restored(self, iteration: int) -> None:
         """A worker has restored in this iteration."""
-        self._pause.end(iteration)
+        self.pause.end(iteration)
 
     def _let_go(self) -> None:
         self._tell_pinned()
@@ -133,7 +134,7 @@ class Replication:
                 server_context,
                 self._arena,
                 self._copies,
-                pause=self._pause,
+                pause=self.pause,
                 on_kept=self._telling.changed,
                 count_refused=self._counting.refused,
             )
@@ -171,7 +172,7 @@ class Replication:
             self._arena,
             ranks_per_pod=self._config.ranks_per_pod,
             bytes_per_s=self._config.copy_bytes_per_s,
-            pause=self._pause,
+            pause=self.pause,
             on_progress=self._tell,
             on_copied=self._counting.copied,
             first=lambda: self._pins.following,

@@ -73,6 +73,13 @@ def read_every(environment: Mapping[str, str] | None = None) -> int:
     return max(_number(os.environ if environment is None else environment, "UNBROKEN_MEMORY_EVERY"), 1)
 
 
+def num_processors(environment: Mapping[str, str] | None = None) -> int:
+    """Return how many processors this worker has, if it shares them with the other workers of its pod; 1 at least."""
+    source = os.environ if environment is None else environment
+    num_workers = max(_number(source, "LOCAL_WORLD_SIZE", "UNBROKEN_RANKS_PER_POD"), 1)
+    return max(len(os.sched_getaffinity(0)) // num_workers, 1)
+
+
 def _number(source: Mapping[str, str], *names: str) -> int:
     text = next((source[name] for name in names if source.get(name)), "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else 0

@@ -88,8 +88,9 @@ class Contents:
                     continue
                 piece = self._piece(item.storage_index)
                 part = piece.source.tensor(piece.entry)
-                for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-                    part = part.narrow(dim, start, length)
+                if tuple(item.lengths) != piece.entry.sizes:
+                    for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                        part = part.narrow(dim, start, length)
                 target = planner.resolve_tensor(item).detach()
                 target.copy_(part)
                 planner.commit_tensor(item, target)

@@ -95,8 +95,10 @@ class RemoteSource(Source):
 class Remote:
     """All that one restore has from other pods."""
 
-    def __init__(self, arena: WorkerSlots | None, holders: Holders) -> None:
+    def __init__(self, arena: WorkerSlots | None, holders: Holders, iteration: int) -> None:
+        """`iteration`: the present one."""
         self._arena = arena
+        self._iteration = iteration
         self._holders = holders
         self._sources: dict[tuple[ReadableCheckpoint, int], RemoteSource] = {}
         self._away: dict[Peer, str] = {}
@@ -153,7 +155,10 @@ class Remote:
         if self._arena is None:
             raise UnreadableError("this process has no keeper")
         moment = candidate.moment
-        wanted = FetchShard(holder.peer, holder.rank, candidate.world_size, moment.term, moment.iteration, moment.step)
+        wanted = FetchShard(
+            holder.peer, holder.rank, candidate.world_size, moment.term, moment.iteration, moment.step,
+            restored_in=self._iteration,
+        )  # fmt: skip
         answer = fetched(self._arena, wanted, ())
         found = open_source(_checked(answer.slot, wanted))
         source = RemoteSource(

@@ -60,7 +60,7 @@ class Restoration:
         if found is not None and found.bad:
             logger.warning("checkpoints in memory that must not be read: %s", "; ".join(found.bad)[:2000])
         self._sources: dict[FoundSlot, Source] = {}
-        self._remote = Remote(arena, Holders(place.restore))
+        self._remote = Remote(arena, Holders(place.restore), place.iteration)
         self._refused: dict[ReadableCheckpoint, str] = {}
         self._own: dict[ReadableCheckpoint, str] = {}
         """What this rank itself could not read, and why."""

@@ -16,6 +16,7 @@ import torch
 from unbroken.keeper.digests import read_digests
 from unbroken.memory.checksums import wrong_blocks
 from unbroken.memory.layout import Entry, Layout, read_layout
+from unbroken.memory.place import num_processors
 from unbroken.memory.shard import PATHS
 from unbroken_core.pod.memory_messages import FoundSlot
 from unbroken_core.pod.memory_slots import (
@@ -27,6 +28,9 @@ from unbroken_core.pod.memory_slots import (
     read_head,
 )
 from unbroken_core.vocabulary.errors import WireError
+
+_MAX_THREADS = 4
+"""So many read as fast as memory is."""
 
 
 class UnreadableError(Exception):
@@ -46,6 +50,8 @@ class Source:
     """None: the mapping is somebody else's."""
     release: Callable[[], object] = lambda: None
     """Let others write the slot again."""
+    max_threads: int = _MAX_THREADS
+    """How many compare it at most, where this worker has processors that torch leaves to it."""
     _verified: set[int] = field(default_factory=set)
     _layout: Layout | None = None
     _objects: dict[str, Any] | None = None
@@ -94,7 +100,8 @@ class Source:
         """Compare all blocks that the ranges (start, length) touch with their digests. Raises UnreadableError."""
         wanted = blocks_of(ranges)
         blocks = wanted - self._verified
-        wrong = wrong_blocks(self.content, blocks, self.checksums)
+        num_threads = min(self.max_threads, num_processors() // torch.get_num_threads())
+        wrong = wrong_blocks(self.content, blocks, self.checksums, num_threads)
         if wrong:
             raise UnreadableError(f"{self.path}: {len(wrong)} of {len(blocks)} blocks differ from what was sealed")
         self._verified |= wanted
@@ -164,8 +171,9 @@ def adopt_source(path: Path, descriptor: int, serial: int) -> Source:
     head = read_head(mapped[:CONTENT_OFFSET], len(mapped))
     if head is None or head.state is not SlotState.SEALED or head.serial != serial:
         raise UnreadableError(f"{path}: is void, or was overwritten")
-    checksums = _checksums(path, head)
-    return Source(str(path), head, _content(torch.frombuffer(mapped, dtype=torch.uint8), head), checksums, mapped)
+    content = _content(torch.frombuffer(mapped, dtype=torch.uint8), head)
+    # Nobody waits for it: all other processors are the training's.
+    return Source(str(path), head, content, _checksums(path, head), mapped, max_threads=1)
 
 
 def _unlock(descriptor: int) -> None:

@@ -57,6 +57,8 @@ class RunOptions:
     """Whether agents and rendezvous speak TLS."""
     memory_bytes: int | None = None
     """How much checkpoints in memory may take in each pod; None: there are none."""
+    allows_faults: bool = False
+    """Whether pods take orders of `unbroken inject` to break themselves."""
 
 
 def read_options(arguments: Sequence[str] | None) -> RunOptions:
@@ -102,6 +104,7 @@ def read_options(arguments: Sequence[str] | None) -> RunOptions:
         is_quiet=parsed.quiet,
         is_encrypted=_is_encrypted(parsed.tls),
         memory_bytes=read_size("--memory", parsed.memory) if parsed.memory else None,
+        allows_faults=parsed.allow_faults,
     )
 
 
@@ -248,6 +251,11 @@ def _add_other(parser: argparse.ArgumentParser) -> None:
         "--memory-across", default="", metavar="LAYER", help="copies lie in different domains of it (the outermost)"
     )
     other.add_argument("--tls", action="store_true", help="encrypt what agents and rendezvous say to each other")
+    other.add_argument(
+        "--allow-faults",
+        action="store_true",
+        help="let `unbroken inject` break workers from inside, too (docs/faults.md)",
+    )
     other.add_argument(
         "--quiet", action="store_true", help="say only faults, recoveries and the end after them, or why the job failed"
     )

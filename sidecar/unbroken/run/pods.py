@@ -9,6 +9,7 @@ from pathlib import Path
 from unbroken.run.certificates import CertificateFiles
 from unbroken.run.children import Child
 from unbroken.run.options import RunOptions
+from unbroken_core.pod.fault_orders import ALLOW
 from unbroken_core.protocol.messages import PodObservation
 from unbroken_core.protocol.settings import HealthMode
 from unbroken_core.protocol.wire import settings_to_json
@@ -149,6 +150,8 @@ class Recipes:
             **self._identity(pod),
             "UNBROKEN_RANKS_PER_POD": str(self.options.settings.ranks_per_pod),
         }
+        if self.options.allows_faults:
+            environment[ALLOW] = "1"
         if self.options.settings.health is not HealthMode.OFF:
             environment["UNBROKEN_WATCH"] = "1"
         if self.options.settings.preflight is not HealthMode.OFF:

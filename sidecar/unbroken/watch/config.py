@@ -7,6 +7,7 @@ from pathlib import Path
 
 from unbroken.watch.checks.probe import Probe, read_probes
 from unbroken.watch.checks.storage import MAX_PATHS
+from unbroken_core.pod.fault_orders import is_allowed
 from unbroken_core.vocabulary.errors import InputError
 
 
@@ -23,6 +24,8 @@ class WatchConfig:
     """Paths that are looked at."""
     probes: tuple[Probe, ...]
     """Commands that look at more."""
+    allows_faults: bool = False
+    """Whether it finds what `unbroken inject` orders."""
 
 
 def read_config(environment: Mapping[str, str] | None = None) -> WatchConfig:
@@ -40,4 +43,5 @@ def read_config(environment: Mapping[str, str] | None = None) -> WatchConfig:
         source.get("NVIDIA_VISIBLE_DEVICES", ""),
         paths,
         read_probes(source.get("UNBROKEN_WATCH_PROBES", "")),
+        is_allowed(source),
     )

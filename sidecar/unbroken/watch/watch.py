@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from unbroken.faults.findings import OrderedFinding, read_findings
 from unbroken.watch.checks import node, pcie, ports
 from unbroken.watch.checks.check import Check, not_checked
 from unbroken.watch.checks.gpu import EVENTS, GPU, judge_gpus
+from unbroken.watch.checks.injected import INJECTED, PERIOD_S, judge_injected
 from unbroken.watch.checks.probe import make_checks
 from unbroken.watch.checks.storage import STORAGE, StorageReader, judge_storage
 from unbroken.watch.config import WatchConfig
@@ -81,7 +83,7 @@ class Watch:
         self._board = Board(self._wake)
         checks, refused = load_extensions()
         others = [Lane([check], self._board.put) for check in (*make_checks(config.probes), *checks)]
-        self._lanes = (*make_lanes(config, self._board), *others)
+        self._lanes = (*make_lanes(config, self._board), *others, *_lane_of_faults(config, self._board))
         if refused:
             self._board.put("extensions", tuple(refused))
         self._listener = EventListener(config.visible_devices, self._board.put, EVENTS)
@@ -132,6 +134,17 @@ class Watch:
             os.write(self._writer, b"\0")
         except BlockingIOError:
             return  # It is awake.
+
+
+def _lane_of_faults(config: WatchConfig, board: Board) -> Sequence[Lane]:
+    """Return the lane of what is found on purpose, in pods that allow it."""
+    if not config.allows_faults:
+        return ()
+
+    def sample() -> Sequence[OrderedFinding]:
+        return read_findings(config.directory, time.monotonic())
+
+    return (Lane([Check(INJECTED, PERIOD_S, sample, judge_injected)], board.put),)
 
 
 def make_lanes(config: WatchConfig, board: Board) -> Sequence[Lane]:

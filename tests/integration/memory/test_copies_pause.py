@@ -8,16 +8,17 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_S, wait_until
 
+from unbroken.keeper import fetching
 from unbroken.keeper.copies import Receiving
 from unbroken.keeper.copy_sender import CopySender
 from unbroken.keeper.counting import Counting
 from unbroken.keeper.digests import read_slot_head
-from unbroken.keeper.peer_link import PAUSE_S, STALL_S, Pause
+from unbroken.keeper.peer_link import PAUSE_S, STALL_S, Link, LinkError, Pause, connect
 from unbroken.keeper.replication import Replication
 from unbroken.keeper.telling import Telling
-from unbroken_core.pod.memory_messages import Restarting, Unranked
+from unbroken_core.pod.memory_messages import Fetched, FetchShard, NotFetched, Restarting, Unranked
 from unbroken_core.pod.memory_slots import CONTENT_OFFSET, Moment, SlotState
 
 from .copying import CopyPod, make_pods
@@ -114,12 +115,12 @@ def test_what_is_said_again_or_late_begins_no_pause() -> None:
 def test_a_keeper_goes_on_once_no_worker_of_its_pod_will_restore(pair: tuple[CopyPod, CopyPod]) -> None:
     owner, _holder = pair
     replication = Replication(owner.arena._config, owner.arena, Telling(owner.arena, owner.root), Counting(1 << 20))
-    replication._pause._limit_s = LONG_S
+    replication.pause._limit_s = LONG_S
     for iteration in (3, 4):
         replication.obey(Restarting(iteration), lambda _request: None)
-        assert replication._pause._until_s > 0
+        assert replication.pause._until_s > 0
         replication.obey(Unranked(iteration + 1), lambda _request: None)
-        replication._pause.wait()
+        replication.pause.wait()
 
 
 def test_a_holder_stands_back_while_it_receives_and_only_then(
@@ -146,3 +147,47 @@ def test_a_holder_stands_back_while_it_receives_and_only_then(
         wait_until(partial(has_kept, sender, step), "a copy")
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert seen == {"begin": {own}, "write": {19}, "seal": {own}}
+
+
+def test_a_fetch_waits_for_a_killed_keeper_and_for_one_that_left_until_the_iteration_is_over(
+    pair: tuple[CopyPod, CopyPod], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, holder = pair[1], pair[0]
+    holder.save(3)
+    pause, answers, refused, is_back = Pause(), list[Fetched | NotFetched](), list[int](), threading.Event()
+
+    def refuse(*arguments: Any) -> Link:
+        if is_back.is_set():
+            return connect(*arguments)
+        refused.append(1)
+        raise LinkError("cannot connect") from ConnectionRefusedError()
+
+    monkeypatch.setattr(fetching, "connect", refuse)
+    monkeypatch.setattr(fetching, "_RESTART_S", LONG_S)
+    fetcher = fetching.Fetcher(reader.arena, pause)
+
+    def fetch(iteration: int) -> threading.Thread:
+        wanted = FetchShard(holder.peer, 0, 4, 1, 0, 3, restored_in=iteration)
+        context = reader.identity.client_context()
+        thread = threading.Thread(target=lambda: answers.append(fetcher.fetch(wanted, context)))
+        thread.start()
+        return thread
+
+    left = fetch(5)
+    # Its agent says late that the iteration before is over: that is no news.
+    pause.begin(4)
+    seen = len(refused)
+    wait_until(lambda: len(refused) > seen + 2, "attempts")
+    assert answers == []
+    pause.begin(5)
+    left.join(LIMIT_S)
+    (answer,) = answers
+    assert isinstance(answer, NotFetched)
+    assert "iteration 5 is over" in answer.reason
+    # The next iteration asks for the same, and waits for nothing of before.
+    back = fetch(6)
+    seen = len(refused)
+    wait_until(lambda: len(refused) > seen, "attempts")
+    is_back.set()
+    back.join(LIMIT_S)
+    assert isinstance(answers[-1], Fetched)

@@ -165,6 +165,8 @@ class ControlLoopWorld(World):
     def finish_trainer(self, pod: Pod) -> None:
         """Let a pod end whose agent and workers have done all they had to."""
         all_well = all(worker.has_ended for worker in pod.workers)
+        if not all_well:
+            self.guilty_pods.add(pod.uid)  # A worker of it was killed after the training, so it ends with an error.
 
         def end() -> None:
             if pod.is_alive:

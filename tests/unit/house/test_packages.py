@@ -39,6 +39,8 @@ def declared(extra: str) -> set[str]:
         pytest.param("sidecar/unbroken/inprocess", {"torch"}, id="worker library: torch"),
         pytest.param("sidecar/unbroken/launch", set(), id="launcher: nothing"),
         pytest.param("sidecar/unbroken/watch", set(), id="watch: nothing"),
+        pytest.param("sidecar/unbroken/faults", set(), id="faults on purpose: nothing"),
+        pytest.param("sidecar/unbroken/inprocess/faults", set(), id="those of a worker: nothing, not even torch"),
         pytest.param("sidecar/unbroken/install", set(), id="install: nothing"),
         pytest.param("sidecar/unbroken/memory", {"torch"}, id="checkpoints in memory: torch"),
         pytest.param(

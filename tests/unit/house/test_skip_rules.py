@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests import conftest
+from tools import sum_results
 
 pytest_plugins = ["pytester"]
 
@@ -111,3 +112,19 @@ def test_required_need_that_does_not_exist_stops_the_run(
     result = suite.runpytest_inprocess()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*UNBROKEN_REQUIRE: want words of*clustre*"])
+
+
+def test_sum_says_again_what_failed_and_counts_steps(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (
+        "import pytest\ndef test_one(): pass\n@pytest.mark.parametrize('n', range(50))\ndef test_bad(n): assert n < 0"
+    )
+    write(suite, text)
+    suite.runpytest_inprocess("--junitxml=unit.xml")
+    capsys.readouterr()
+    monkeypatch.setattr("sys.argv", ["sum_results", "--step=demo=0", "--step=audit=skipped", "unit.xml", "none.xml"])
+    assert sum_results.main() == 1
+    *failed, more, total = capsys.readouterr().out.splitlines()
+    assert failed[1].startswith("unit: test_case::test_bad[1]: assert 1 < 0")
+    assert (len(failed), more, total) == (40, "and 10 more", "2 passed, 51 failed, 1 skipped")

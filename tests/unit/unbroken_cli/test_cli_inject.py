@@ -7,9 +7,23 @@ import pytest
 
 from unbroken_cli.commands import inject
 from unbroken_cli.errors import CommandError, refusal_hint
-from unbroken_cli.injection import KINDS, check_consent, check_state, choose_victim, exec_arguments
+from unbroken_cli.injection import (
+    KINDS,
+    Selection,
+    check_consent,
+    check_state,
+    choose_running,
+    choose_victim,
+    choose_victims,
+    exec_arguments,
+    find_rank,
+    make_order,
+)
 from unbroken_cli.job import JobRecord
+from unbroken_core.pod.fault_orders import FaultOrder, read_order
+from unbroken_core.protocol.messages import PodStatus
 from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.reasons import Role, WorkerPhase
 
 from .test_cli_text import condition, job_of, running
 
@@ -66,6 +80,88 @@ def test_a_worker_is_reached_by_the_interpreter_of_its_own_container() -> None:
     words = exec_arguments(KINDS["hang"], choose_victim(KINDS["hang"], PODS, None), 1)
     assert words[:6] == ["exec", "digits-10", "--container", "trainer", "--", "python3.12"]
     assert words[-2:] == [str(int(signal.SIGSTOP)), "1"]
+
+
+def placed(name: str, role: str, node: str, rack: str) -> JsonObject:
+    """Return a pod with its place."""
+    pod = a_pod(name, role)
+    pod["spec"]["nodeName"] = node
+    pod["metadata"]["annotations"] = {"unbroken.dev/topology": f'{{"rack": "{rack}"}}'}
+    return pod
+
+
+PLACED = [
+    placed("digits-0", "active", "node-a", "r1"),
+    placed("digits-1", "active", "node-b", "r1"),
+    placed("digits-2", "spare", "node-b", "r1"),
+    placed("digits-3", "active", "node-c", "r2"),
+]
+
+
+def test_a_node_or_a_domain_is_hit_as_a_whole_and_a_fault_of_workers_there_passes_spares_by() -> None:
+    def chosen(kind: str, **wanted: Any) -> list[str]:
+        return [victim.pod for victim in choose_victims(KINDS[kind], PLACED, Selection(**wanted))]
+
+    assert chosen("lose-pod", domain="r1") == ["digits-0", "digits-1", "digits-2"]
+    assert chosen("exception", domain="r1") == ["digits-0", "digits-1"]
+    assert chosen("lose-pod", node="node-b") == ["digits-1", "digits-2"]
+    with pytest.raises(InputError, match=r"needs an active trainer pod that runs in domain 'r9'; found digits-0"):
+        chosen("kill", domain="r9")
+
+
+def a_status(name: str, node: str, ranks: tuple[int, ...], num_workers: int = 2, rack: str = "r1") -> PodStatus:
+    """Return a pod as its rendezvous tells it."""
+    role = Role.ACTIVE if ranks else Role.SPARE
+    return PodStatus(name, f"uid-of-{name}", node, role, ranks, (rack,), (WorkerPhase.RUNNING,) * num_workers, True)
+
+
+STATUS = [
+    a_status("d-0", "a", (0, 1)),
+    a_status("d-1", "b", (2, 3)),
+    a_status("d-2", "b", ()),
+    a_status("d-3", "c", (4,)),
+]
+
+
+def test_a_rank_is_found_with_its_worker_and_not_guessed() -> None:
+    assert find_rank(3, STATUS) == Selection(pod="d-1", local_rank=1)
+    with pytest.raises(InputError, match="pod d-3 has 1 ranks on 2 workers, so that nobody knows which"):
+        find_rank(4, STATUS)
+    with pytest.raises(InputError, match="--rank 9: want one of 0 to 4"):
+        find_rank(9, STATUS)
+    with pytest.raises(InputError, match="want one of none: no pod has ranks"):
+        find_rank(0, [])
+
+
+def test_pods_of_a_run_are_chosen_as_those_of_a_cluster() -> None:
+    def chosen(kind: str, **wanted: Any) -> list[str]:
+        return [pod.pod for pod in choose_running(KINDS[kind], STATUS, Selection(**wanted))]
+
+    assert chosen("kill") == ["d-3"]
+    assert chosen("kill", node="b") == ["d-1"]
+    assert chosen("lose-pod", node="b") == ["d-1", "d-2"]
+    assert chosen("kill", domain="r1") == ["d-0", "d-1", "d-3"]
+    with pytest.raises(InputError, match=r"--fault kill: needs node 'z' that is connected; the job has d-0, d-1"):
+        chosen("kill", node="z")
+
+
+def test_an_order_goes_to_the_module_of_the_pods_own_release() -> None:
+    order = make_order(KINDS["exit"], "0123456789abcdef", 5, {"code": 3, "seconds": None})
+    assert order == FaultOrder(id="0123456789abcdef", kind="exit", rank=5, code=3)
+    words = exec_arguments(KINDS["exit"], choose_victim(KINDS["exit"], PODS, None), 1, order)
+    assert words[4:8] == ["--", "python3.12", "-m", "unbroken.faults"]
+    assert (read_order(words[8]), words[9]) == (order, "1")
+    assert make_order(KINDS["kill"], "0123456789abcdef", None, {"code": None}) is None
+    with pytest.raises(InputError, match="--code: --fault kill takes nothing more"):
+        make_order(KINDS["kill"], "0123456789abcdef", None, {"code": 3})
+
+
+def test_a_pod_with_the_network_of_its_node_is_not_cut_off() -> None:
+    pod = a_pod("digits-0")
+    pod["spec"]["hostNetwork"] = True
+    with pytest.raises(InputError, match="pod digits-0 has the network of its node; nothing was done"):
+        choose_victim(KINDS["partition"], [pod], None)
+    assert choose_victim(KINDS["kill"], [pod], None).pod == "digits-0"
 
 
 def test_nothing_is_broken_without_a_word_of_the_user_or_the_owner() -> None:

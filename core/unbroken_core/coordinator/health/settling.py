@@ -7,7 +7,7 @@ left, or no layer lets a spare take the ranks: a finding ends no job, and makes 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from unbroken_core.coordinator.faults import inspect
@@ -21,7 +21,8 @@ from unbroken_core.protocol.settings import HealthMode, StragglerMode
 from unbroken_core.ranks.worlds import World
 from unbroken_core.recovery.health import BREAKER_S, BUDGET_S, SWITCH_S, Blame, Strike, assess, assess_preflights
 from unbroken_core.vocabulary.findings import LOG_LINES, PREFLIGHT, Health, Verdict
-from unbroken_core.vocabulary.reasons import Cause, Rung
+from unbroken_core.vocabulary.layers import replacement_depth
+from unbroken_core.vocabulary.reasons import Cause, Rung, WorkerPhase
 
 _LOOK_AGAIN_S = 1.0
 """Whether layers let a spare take the ranks is a plan of the whole job."""
@@ -119,15 +120,18 @@ def _may_blame(job: JobState, member: Member, strike: Strike, now_s: float) -> b
     """Return whether a pod may lose its ranks, or its place among the spares, for what was found."""
     if not member.ranks:
         return isinstance(job.phase, Running)
-    others = (uid for uid in job.members.ready if uid not in job.members.active and not job.health.is_doubted(uid))
-    if next(others, None) is None or not _may_promote(job, strike.cause, now_s):
+    others = [uid for uid in job.members.ready if uid not in job.members.active and not job.health.is_doubted(uid)]
+    if not others or not _may_promote(job, strike.cause, now_s):
         return False
     if isinstance(job.phase, Running):
         # Where every move restarts the processes from a checkpoint, a suspicion is not worth one.
         is_worth_it = strike.is_fatal or (job.settings.is_in_process and job.settings.timeouts.drain_s > 0)
-        return is_worth_it and _has_taker(job, member, now_s)
+        if not is_worth_it:
+            return False
+        is_planned = job.rules.layers and not job.rules.has_code
+        return _has_taker(job, member, now_s) if is_planned else _is_enough(job, member, others)
     # What interrupted it may have nothing to do with a suspicion.
-    return isinstance(job.phase, Interrupted) and strike.is_fatal
+    return isinstance(job.phase, Interrupted) and strike.is_fatal and _is_enough(job, member, others)
 
 
 def _may_promote(job: JobState, cause: Cause, now_s: float) -> bool:
@@ -139,8 +143,6 @@ def _may_promote(job: JobState, cause: Cause, now_s: float) -> bool:
 
 def _has_taker(job: JobState, member: Member, now_s: float) -> bool:
     """Return whether spares may take all ranks of a pod, where layers say which may."""
-    if not job.rules.layers or job.rules.has_code:
-        return True
     seen_s = job.health.unmovable_s.get(member.uid, -math.inf)
     if now_s < seen_s + _LOOK_AGAIN_S:
         return False
@@ -152,6 +154,26 @@ def _has_taker(job: JobState, member: Member, now_s: float) -> bool:
     if not is_whole:
         job.health.unmovable_s[member.uid] = now_s
     return is_whole
+
+
+def _is_enough(job: JobState, member: Member, others: Sequence[str]) -> bool:
+    """Return whether these pods may take all ranks of one, and those that others have lost in an interruption.
+
+    Nobody plans while workers still leave, so workers are counted: the ready ones of pods that may stand in for this
+    one, whatever layers forbid. Pods that lost their ranks are ready again, and no spares for anybody.
+    """
+    ranking, by_uid, layers = job.members.ranking, job.members.by_uid, job.rules.tree_layers()
+    limited = [depth for depth, layer in enumerate(layers[1:-1], 1) if layer.max_ranks is not None]
+    depth = max(replacement_depth(layers), *limited, 0)
+
+    def place(uid: str) -> tuple[str, ...]:
+        return (*ranking.domains(uid), uid)[:depth]
+
+    own = place(member.uid)
+    free = (seat.state.phase for uid in others if place(uid) == own for seat in by_uid[uid].places.values())
+    num_free = sum(phase is WorkerPhase.READY for phase in free)
+    kept = (by_uid[uid] for uid in job.members.active if uid not in job.members.out and uid != member.uid)
+    return num_free >= job.world.size - sum(len(each.ranks) for each in kept)
 
 
 def _domain(job: JobState, uid: str) -> str:

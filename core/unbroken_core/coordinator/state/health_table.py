@@ -123,6 +123,11 @@ class HealthTable:
         return uid in self.strikes or uid in self.failed
 
     @property
+    def doubts(self) -> bool:
+        """Whether anything speaks against any pod."""
+        return bool(self.strikes or self.failed)
+
+    @property
     def num_telling(self) -> int:
         """How many pods have told anything of themselves."""
         return len(self.told.keys() | self.preflights.keys())

@@ -84,6 +84,11 @@ class Gate:
         self.atomic_lock = threading.RLock()
         self.is_leaving = False
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether the main thread is inside the function, and nothing has ended the iteration."""
+        return self._is_open and not self.is_leaving
+
     def reset(self) -> None:
         """Begin an iteration."""
         self.is_leaving = False
@@ -156,7 +161,7 @@ class Gate:
         self.atomic_lock.release()
 
     def _on_signal(self, _number: int, frame: FrameType | None) -> None:
-        if not (self._is_open and self.is_leaving) or _is_unraisable(frame):
+        if not (self._is_open and self.is_leaving) or is_unraisable(frame):
             return
         if self._num_raised >= MAX_POLITE_RAISES:
             self._strike_again_in_handlers(frame)
@@ -222,7 +227,8 @@ def _is_on_its_way(handled: BaseException | None) -> bool:
     return False
 
 
-def _is_unraisable(frame: FrameType | None) -> bool:
+def is_unraisable(frame: FrameType | None) -> bool:
+    """Return whether an exception from this frame would only be printed."""
     while frame is not None:
         if frame.f_code.co_name in _UNRAISABLE:
             return True

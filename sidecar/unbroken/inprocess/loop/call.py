@@ -16,7 +16,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unbroken.inprocess.assignment.evaluation import answer as answer_question
 from unbroken.inprocess.assignment.policy import ask, first_state
@@ -50,6 +50,9 @@ from unbroken.inprocess.torch_state.renewal import RankLayout, TorchState
 from unbroken_core.pod.pod_messages import Attach, Enter, Release, WorkerReport
 from unbroken_core.protocol.messages import PROTOCOL, Answer, Fault, Question
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, WorkerPhase
+
+if TYPE_CHECKING:
+    from unbroken.inprocess.faults.port import FaultPort
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +98,7 @@ class WrappedCall:
         self._inner_calls = InnerCalls(self._plugins, self._report_inner_fault)
         self._interrupter = Interrupter(self._gate, self._leftovers, self, self._plugins.aborts)
         self._store = StoreOffer(place.pod_address, self._leftovers)
+        self._faults = self._fault_port() if place.allows_faults else None
         self._state: State | None = None
         self._iteration = -1
         self._window_s = 0.0
@@ -132,9 +136,28 @@ class WrappedCall:
         """Whether the main thread is inside the function, and not in a plug-in around it."""
         return self._is_in_function
 
+    @property
+    def is_pinged(self) -> bool:
+        """Whether the function has called `ping` in this iteration."""
+        return self._is_pinged
+
+    @property
+    def active_rank(self) -> int | None:
+        """Rank of this worker; None for a spare, and before the first plan."""
+        return None if self._state is None else self._state.active_rank
+
     def wrapper(self) -> CallWrapper:
         """Return what the function may ask for."""
-        return CallWrapper(self, self._gate, self._progress, self._step_hold, on_first_ping=self._note_first_ping)
+        at_step = None if self._faults is None else self._faults.at_step
+        on_first_ping = self._note_first_ping
+        return CallWrapper(
+            self, self._gate, self._progress, self._step_hold, on_first_ping=on_first_ping, at_step=at_step
+        )
+
+    def _fault_port(self) -> "FaultPort":
+        from unbroken.inprocess.faults.port import FaultPort  # noqa: PLC0415 - most jobs allow no faults
+
+        return FaultPort(self._place, self, self._gate, self._progress)
 
     # ------------------------------------------------------------------------------------------ life of the call
 
@@ -152,10 +175,14 @@ class WrappedCall:
         _live.add(self)
         self._interrupter.start()
         self._link.start(self._on_leave, self._on_look)
+        if self._faults is not None:
+            self._faults.open()
 
     def close(self) -> None:
         """End the threads and release everything; harmless when repeated."""
         _live.discard(self)
+        if self._faults is not None:
+            self._faults.close()
         self._progress.detach()
         self._interrupter.close()
         self._link.close()
@@ -169,6 +196,8 @@ class WrappedCall:
         """Leave the parent's sockets and stamps alone in a forked child."""
         _live.discard(self)
         self._gate.forget()
+        if self._faults is not None:
+            self._faults.forget()
         self._progress.forget()
         self._link.forget()
         self._store.forget()

@@ -25,13 +25,15 @@ class CallWrapper:
         step_hold: StepHold,
         *,
         on_first_ping: Callable[[], None],
+        at_step: Callable[[], None] | None = None,
     ) -> None:
-        """`on_first_ping` is called at the first ping of each iteration."""
+        """`on_first_ping` is called at the first ping of each iteration, `at_step` at those that were asked to."""
         self._call = call
         self._gate = gate
         self._progress = progress
         self._step_hold = step_hold
         self._on_first_ping = on_first_ping
+        self._at_step = at_step
 
     @property
     def iteration(self) -> int:
@@ -57,6 +59,8 @@ class CallWrapper:
             if self._progress.arm():
                 self._on_first_ping()
             self._step_hold.wait(step, is_atomic=self._gate.num_atomic > 0)
+            if self._at_step is not None:
+                self._at_step()
 
     def on_move(self, save: Callable[[int], object]) -> None:
         """Call `save(step)` before a planned move of ranks in this iteration: a checkpoint there loses no step.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from unbroken import restored_to
 from unbroken.inprocess.exception import NoAgentError
+from unbroken_core.pod.fault_orders import is_allowed
 from unbroken_core.pod.pod_messages import Enter
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,8 @@ class PodContext:
     """Numeric address at which other pods reach this one."""
     is_in_process: bool = True
     """False: the job starts processes again, each for one iteration, and rank 0's own process serves the store."""
+    allows_faults: bool = False
+    """Whether this worker takes orders to break itself (unbroken.inprocess.faults)."""
 
 
 def read_pod_context(environment: Mapping[str, str]) -> PodContext:
@@ -48,6 +51,7 @@ def read_pod_context(environment: Mapping[str, str]) -> PodContext:
         local_world_size=int(environment.get("LOCAL_WORLD_SIZE") or environment.get("UNBROKEN_RANKS_PER_POD") or "1"),
         pod_address=environment.get("UNBROKEN_POD_IP") or "127.0.0.1",
         is_in_process=environment.get("UNBROKEN_IN_PROCESS") != "0",
+        allows_faults=is_allowed(environment),
     )
 
 

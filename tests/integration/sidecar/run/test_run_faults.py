@@ -80,7 +80,8 @@ def test_account_goes_on_when_the_rendezvous_was_killed_and_is_told_at_the_end(s
     job.wait_for(lambda: (job.status()["ran_for_s"] or 0.0) > 3.0, "three seconds in iteration 0")
     os.kill(before[1], signal.SIGKILL)
     job.wait_started(1, 2)
-    job.wait_for(lambda: job.status()["phase"] == "running", "the end of the recovery")
+    # The run has heard of it, then: of what it has not heard, the next rendezvous cannot say what it was for.
+    job.wait_for(lambda: "recovered 1: rung" in job.text(), "the end of the recovery, as the run has heard of it")
     known, known_at_s, victim = job.status(), time.monotonic(), job.parts("unbroken.rendezvous")[0]
     victim.kill()
     job.wait_for(lambda: "rendezvous was killed by SIGKILL: started again" in job.text(), "another rendezvous")

@@ -1,12 +1,16 @@
 """Blocks compared with their CRC-32 in groups: the same answer as one by one, and no kind of error that cancels out."""
 
 import random
+import threading
 import zlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+from tests.waiting import LIMIT_S
 
+from unbroken.memory import checksums as checksums_module
 from unbroken.memory.checksums import checksum, wrong_blocks
 from unbroken_core.pod.memory_slots import BLOCK_BYTES, num_blocks
 
@@ -147,3 +151,52 @@ def test_the_length_of_a_block_shares_no_stride_with_pages() -> None:
     assert all(apart * BLOCK_BYTES % PAGE_BYTES for apart in range(1, 64))
     assert BLOCK_BYTES % 64 == 0
     assert num_blocks(64 * BLOCK_BYTES) == 64
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 2, 3, 64])
+def test_the_same_is_found_by_any_number_of_threads(
+    content: torch.Tensor, checksums: list[int], num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checksums_module, "_GROUP_BLOCKS", 8)
+    for blocks in (range(NUM_BLOCKS), [3], [1, 2, 4, 9, 40, 69], []):
+        assert wrong_blocks(content, blocks, checksums, num_threads) == []
+    spoilt = [0, 7, 8, 21, 63, 64, NUM_BLOCKS - 1]
+    for block in spoilt:
+        flip(content, block * BLOCK_BYTES + 13 * block)
+        found = spoilt[: spoilt.index(block) + 1]
+        assert wrong_blocks(content, range(NUM_BLOCKS), checksums, num_threads) == found
+
+
+@pytest.mark.parametrize("how", ["fails", "never gets a processor", "cannot be started"])
+def test_what_another_thread_does_not_find_out_is_found_by_this_one(
+    content: torch.Tensor, checksums: list[int], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, over, has_begun = threading.get_ident(), threading.Event(), threading.Event()
+    look, start = checksums_module._wrong_of, threading.Thread.start
+    is_daemon: list[bool] = []
+
+    def look_elsewhere(*arguments: Any) -> list[int]:
+        if threading.get_ident() == own:
+            if how != "cannot be started":
+                has_begun.wait(LIMIT_S)
+            return look(*arguments)
+        is_daemon.append(threading.current_thread().daemon)
+        has_begun.set()
+        if how == "fails":
+            raise MemoryError
+        over.wait(LIMIT_S)
+        return []
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(checksums_module, "_GROUP_BLOCKS", 8)
+    monkeypatch.setattr(checksums_module, "_wrong_of", look_elsewhere)
+    monkeypatch.setattr(threading.Thread, "start", refuse if how == "cannot be started" else start)
+    flip(content, 5, 9 * BLOCK_BYTES, 68 * BLOCK_BYTES)
+    try:
+        assert wrong_blocks(content, range(NUM_BLOCKS), checksums, 3) == [0, 9, 68]
+        # One that is within torch when the interpreter ends would abort the process.
+        assert not any(is_daemon)
+    finally:
+        over.set()

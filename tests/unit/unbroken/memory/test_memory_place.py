@@ -1,10 +1,12 @@
 """Where a worker finds what all ranks go back to."""
 
+import os
+
 import pytest
 
 from unbroken import restored_to
 from unbroken.memory import is_available
-from unbroken.memory.place import read_place
+from unbroken.memory.place import num_processors, read_place
 from unbroken_core.protocol import wire
 from unbroken_core.vocabulary.checkpoints import Candidate, Restore
 
@@ -60,3 +62,21 @@ def test_variable_of_a_process_without_a_wrapper_counts_where_it_is_set(
     told.restore = NEW
     monkeypatch.setenv(restored_to.VARIABLE, text)
     assert read_place().restore == restore
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        pytest.param({}, 16, id="alone"),
+        pytest.param({"LOCAL_WORLD_SIZE": "4"}, 4, id="as torchrun says"),
+        pytest.param({"UNBROKEN_RANKS_PER_POD": "8"}, 2, id="as the job says"),
+        pytest.param({"LOCAL_WORLD_SIZE": "5"}, 3, id="not a whole number each"),
+        pytest.param({"LOCAL_WORLD_SIZE": "100"}, 1, id="more workers than processors"),
+        pytest.param({"LOCAL_WORLD_SIZE": "none"}, 16, id="no number"),
+    ],
+)
+def test_workers_of_a_pod_share_its_processors(
+    monkeypatch: pytest.MonkeyPatch, values: dict[str, str], expected: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    assert num_processors(values) == expected

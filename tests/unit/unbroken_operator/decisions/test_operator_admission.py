@@ -129,7 +129,8 @@ def test_a_violation_says_where_seen_and_wanted(spec: dict[str, Any], message: s
 
 
 def test_the_user_says_what_workers_are_forked_from() -> None:
-    assert isinstance(admit(a_job(template=template(env=[{"name": "UNBROKEN_PREIMPORT", "value": ""}]))), ValidSpec)
+    for name in ("UNBROKEN_PREIMPORT", "UNBROKEN_ALLOW_FAULTS"):
+        assert isinstance(admit(a_job(template=template(env=[{"name": name, "value": ""}]))), ValidSpec)
 
 
 @pytest.mark.parametrize(

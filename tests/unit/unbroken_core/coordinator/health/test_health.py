@@ -8,7 +8,7 @@ import pytest
 from tests.unit.unbroken_core.coordinator.test_coordinator import GONE, READY, RUNNING, SETTINGS, ranks, sent
 from tests.unit.unbroken_core.coordinator.test_moves import MovingBench, order_of
 
-from unbroken_core.coordinator.events import Action, AgentReported
+from unbroken_core.coordinator.events import Action, AgentDisconnected, AgentReported
 from unbroken_core.protocol.messages import Halt, Hello, Interrupt, Plan, Report, Respawn
 from unbroken_core.protocol.settings import HealthMode, JobSettings, RungBudget
 from unbroken_core.recovery.health import BREAKER_S, BUDGET_S, MAX_BLAMED, SWITCH_S
@@ -116,6 +116,40 @@ def test_a_fatal_finding_explains_the_death_of_a_process_and_nothing_is_started_
     bench.all_are(RUNNING, 1, "p1", "p2")
     recovery = bench.status().recoveries[-1]
     assert (recovery.cause, recovery.pod, recovery.detail) == (Cause.DEVICE_FAULT, "p0", TEXT)
+
+
+def test_a_pod_that_lost_its_ranks_in_this_interruption_is_no_spare_for_another_one() -> None:
+    """Before, the job was a pod short for what was found, and failed after its startup timeout."""
+    bench = WatchedBench(replace(ACT, spares=0))
+    bench.all_are(GONE, -1, "p2")
+    bench.step(AgentDisconnected(bench.sessions.pop("p1")))
+    bench.tick(bench.settings.timeouts.reconnect_s + 1.0)
+    assert bench.status().phase is JobPhase.INTERRUPTED
+    bench.states["p1"] = bench.workers(READY)
+    bench.join("p1")
+    bench.find("p0", LOST)
+    assert [pod.pod for pod in bench.status().pods if pod.unfit] == []
+    plans = sent(bench.all_are(READY, 0, "p0"), Plan)
+    assert sorted(rank for plan in plans.values() for rank in ranks(plan) if rank is not None) == [0, 1, 2, 3]
+
+
+def test_a_spare_without_all_of_its_workers_takes_no_whole_pod_over() -> None:
+    """Before, a finding made the job a rank smaller."""
+    bench = WatchedBench(replace(ACT, min_ranks_per_pod=1))
+    bench.states["p2"] = [bench.workers(READY)[0], bench.workers(GONE)[1]]
+    bench.report("p2")
+    assert not sent(bench.find("p0", LOST), Halt)
+    bench.states["p2"] = bench.workers(READY, incarnation=1)
+    assert sorted(sent(bench.report("p2"), Halt)) == ["p0", "p1"]
+
+
+def test_who_could_not_be_blamed_while_ranks_were_given_is_as_soon_as_all_train() -> None:
+    """Before, only with the next message of any pod."""
+    bench = WatchedBench(ACT)
+    bench.fault("p1", 0, Cause.EXCEPTION)
+    bench.all_are(READY, 0, "p0", "p1")
+    bench.find("p0", LOST)
+    assert sorted(sent(bench.all_are(RUNNING, 1, "p0", "p1"), Halt)) == ["p0", "p1"]
 
 
 def test_a_suspicion_takes_no_part_in_somebody_elses_fault() -> None:
@@ -256,6 +290,16 @@ def test_ranks_stay_where_no_layer_lets_a_spare_take_them() -> None:
     assert not sent(bench.live(20.0), Halt)
     bench.find("p0", OWN)
     assert sorted(sent(bench.find("p1", LOST), Halt)) == ["p0", "p1"]
+
+
+def test_a_fault_where_no_layer_lets_a_spare_take_over_is_repaired_in_its_place() -> None:
+    layers = (Layer("row", "l/row", replace_from=False), Layer("rack", "l/rack"))
+    bench = RackedBench(replace(ACT, layers=layers))
+    bench.fault("p0", 0, Cause.PROCESS_SIGNAL, GONE)
+    bench.find("p0", LOST)
+    actions = [*bench.all_are(GONE, 0, "p0"), *bench.all_are(READY, 0, "p1"), *bench.live(20.0)]
+    assert [pod.pod for pod in bench.status().pods if pod.unfit] == []
+    assert "p0" in sent(actions, Respawn)
 
 
 def test_a_trainer_that_forges_findings_in_each_new_pod_moves_its_job_four_times_an_hour() -> None:
