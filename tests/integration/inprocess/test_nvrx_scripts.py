@@ -115,6 +115,13 @@ def test_group_that_was_made_before_the_call_is_made_again_in_each_iteration(job
     assert output.count("initialize fails once") >= 1
 
 
+def test_initialize_that_keeps_raising_is_called_again_after_pauses_that_grow(job: Job) -> None:
+    output = run(job, "initialize", 2)
+    assert iterations(output, 2) == 4
+    said = re.findall(r"initialize failed (\d)x in a row: called again in ([\d.]+) s", output)
+    assert said == [("1", "0.1"), ("2", "0.2"), ("3", "0.4"), ("4", "0.8")], output
+
+
 def test_group_that_is_made_before_and_inside_is_said_plainly_and_ends_the_job(job: Job) -> None:
     output = run(job, "early_group", 2, "--inside", codes=(1,))
     assert "process group: made before the wrapped call and in the wrapped function as well; make it in one" in output

@@ -22,6 +22,7 @@ from unbroken.inprocess.state import FrozenState
 from unbroken.inprocess.terminate import Terminate
 from unbroken.nvrx.inprocess.abort import AbortTorchDistributed
 from unbroken.nvrx.inprocess.health_check import checks_of_this_worker
+from unbroken.nvrx.inprocess.patience import LONGEST_PAUSE_S, PatientInitialize
 from unbroken.nvrx.inprocess.store import StoreMixin, TCPStore
 
 __all__ = ["CallWrapper", "Wrapper"]
@@ -33,14 +34,17 @@ _ABORT = AbortTorchDistributed()
 _ASSIGNMENT = Compose(ActivateAllRanks(), ShiftRanks())
 _NO_LIMIT = 2**31 - 1
 _MAX_TEXT = 2000
+_PAUSE_OF_SOFT_TIMEOUT = 0.25
+"""No pause takes more of the time after which a rank without progress hangs."""
 
 
 class Wrapper(wrap.Wrapper):
     """Restarts a training function in the same process, with the extension's options and ways.
 
     Beside those of `unbroken.inprocess.Wrapper`: a script may fail without limit in standalone mode (a RetryController
-    sets one); a group that exists when the call begins is made again in each iteration; the chained health checks run
-    at each restart; `monitor_process_pidfile` names this process, since there is no monitor process.
+    sets one), with pauses of up to 5 s while `initialize` keeps raising; a group that exists when the call begins is
+    made again in each iteration; the chained health checks run at each restart; `monitor_process_pidfile` names this
+    process, since there is no monitor process.
     """
 
     def __init__(
@@ -105,9 +109,11 @@ class Wrapper(wrap.Wrapper):
 
     def _extend_options(self) -> None:
         says_stop, says_restart = _SayStop(), _SayRestart()
-        finalize, checks = self.options.finalize, self.restart_health_check
+        initialize, finalize, checks = self.options.initialize, self.options.finalize, self.restart_health_check
+        pause_s = min(LONGEST_PAUSE_S, self.options.soft_timeout.total_seconds() * _PAUSE_OF_SOFT_TIMEOUT)
         at_end = Compose(says_restart) if checks is None else Compose(says_restart, *_parts(checks))
         self.options = self.options.extended(
+            initialize=None if initialize is None else PatientInitialize(initialize, pause_s),
             finalize=Compose(says_stop) if finalize is None else Compose(finalize, says_stop),
             restart_health_check=at_end,
             takes_group=True,
