@@ -13,19 +13,22 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from unbroken.integrations import versions
+
+# Before anything of it is imported: other releases lack names.
+versions.require("transformers", (5, 0), (5, 23))
+versions.require("accelerate", (1, 10), (1, 15))
+
 import torch.distributed as dist
 from torch.utils.data import IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 from transformers import Trainer, TrainerCallback
 
 from unbroken import inprocess, memory
-from unbroken.integrations import one_training, random_numbers, trainer_extras, versions
+from unbroken.integrations import one_training, random_numbers, trainer_extras
 from unbroken.memory.agreement import all_true
 from unbroken.memory.place import read_every
 
 logger = logging.getLogger(__name__)
-
-versions.require("transformers", (5, 0), (5, 23))
-versions.require("accelerate", (1, 10), (1, 15))
 
 _STATE = "trainer_state.json"
 _FOLDER = re.compile(r"checkpoint-([0-9]{1,18})")

@@ -14,21 +14,24 @@ from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from unbroken.integrations import versions
+
+# Before anything of it is imported: other releases lack names.
+versions.require("lightning", (2, 5), (2, 6))
+
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 
 from unbroken import inprocess, memory
-from unbroken.integrations import lightning_hooks, one_training, random_numbers, versions, whole_files
+from unbroken.integrations import lightning_hooks, one_training, random_numbers, whole_files
 from unbroken.integrations.samples import GlobalBatches
 from unbroken.integrations.waiting_gradients import WaitingGradients
 from unbroken.memory.place import read_every
 from unbroken.memory.shard import refuse_unreadable
 
 logger = logging.getLogger(__name__)
-
-versions.require("lightning", (2, 5), (2, 6))
 
 STRATEGIES = ("DDPStrategy", "SingleDeviceStrategy")
 """Those whose checkpoints in memory were compared with an uninterrupted run."""

@@ -12,6 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unbroken.integrations import versions
+
+# Before anything of it is imported: other releases lack names.
+versions.require("torchtitan", (0, 3), (0, 3))
+
 import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torchtitan.components.checkpoint import CheckpointManager
@@ -19,15 +24,13 @@ from torchtitan.tools import filesystem
 from torchtitan.trainer import Trainer
 
 from unbroken import inprocess, memory
-from unbroken.integrations import one_training, random_numbers, versions
+from unbroken.integrations import one_training, random_numbers
 from unbroken.memory.agreement import all_true
 from unbroken.memory.disk import steps_on_disk
 from unbroken.memory.place import read_every
 from unbroken.memory.shard import state_dicts
 
 logger = logging.getLogger(__name__)
-
-versions.require("torchtitan", (0, 3), (0, 3))
 
 _RANDOM = "random"
 

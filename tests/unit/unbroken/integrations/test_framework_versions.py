@@ -1,7 +1,10 @@
 """A framework that is too old or too new is said plainly."""
 
+import importlib
 import logging
+import sys
 from importlib import metadata
+from types import ModuleType
 
 import pytest
 
@@ -29,6 +32,28 @@ def test_release_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch, see
 def test_package_that_is_missing_is_refused() -> None:
     with pytest.raises(ImportError, match="got nothing that can be read"):
         require("unbroken-has-no-such-package", (1, 0), (1, 0))
+
+
+@pytest.mark.parametrize(
+    ("integration", "package", "seen"),
+    [
+        ("huggingface", "transformers", "4.30"),
+        ("huggingface", "accelerate", "0.20"),
+        ("lightning", "lightning", "1.6"),
+        ("torchtitan", "torchtitan", "0.2"),
+    ],
+)
+def test_release_that_lacks_what_an_integration_imports_is_named(
+    monkeypatch: pytest.MonkeyPatch, integration: str, package: str, seen: str
+) -> None:
+    """And not the name that it lacks."""
+    for framework in ("transformers", "accelerate", "lightning", "torchtitan"):
+        monkeypatch.setitem(sys.modules, framework, ModuleType(framework))
+    module = f"unbroken.integrations.{integration}"
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setattr(metadata, "version", lambda asked: seen if asked == package else "99.0")
+    with pytest.raises(ImportError, match=rf"^{package}: want [0-9.]+ or newer, got {seen}; pip install '{package}>="):
+        importlib.import_module(module)
 
 
 @pytest.mark.parametrize(
