@@ -49,6 +49,15 @@ def test_a_rank_that_asks_a_failed_one_for_its_part_of_the_model_is_interrupted_
     assert (got.steps, got.drawn, got.result["digest"]) == (want.steps, want.drawn, want.result["digest"])
 
 
+def test_loader_that_does_not_say_so_is_refused_in_a_world_of_another_size(tmp_path: Path) -> None:
+    """One that steps over the other ranks' samples would go on at others, in silence."""
+    options = ("--pods", "2", "--min-pods", "1", "--rungs", "in-process,world", "--no-progress-limit", "3")
+    said = "dataloader: want a world of 2, in which the checkpoint was taken, got 1: Samples may go on at other samples"
+    with pytest.raises(AssertionError, match=said):
+        run(FRAMEWORK, tmp_path, options, TEST_WRITES="no", TEST_ANY_WORLD="no", TEST_FAULTS='{"kill": 7}')
+    assert not (tmp_path / "result.json").exists()
+
+
 class AnotherManager(CheckpointManager):  # type: ignore[misc]  # the package brings no types here
     """Of the user's own."""
 

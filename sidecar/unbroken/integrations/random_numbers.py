@@ -38,10 +38,7 @@ def restore(state: torch.Tensor, rank: int, world_size: int, seed: int) -> bool:
     Raises ValueError for what is no state of random numbers.
     """
     size = _HEAD.size + _PYTHON.size + _NUMPY.size
-    data = bytes(state[:size].tolist())
-    if len(data) != size or not data.startswith(_MAGIC):
-        raise ValueError(f"random numbers: want a state of at least {size} bytes, got {state.numel()}")
-    _, of_rank, of_world_size = _HEAD.unpack_from(data)
+    data, of_rank, of_world_size = _read(state, size)
     if (of_rank, of_world_size) != (rank, world_size):
         _seed(seed, rank, world_size)
         return False
@@ -55,6 +52,19 @@ def restore(state: torch.Tensor, rank: int, world_size: int, seed: int) -> bool:
     if state.numel() > size + cpu:
         torch.cuda.set_rng_state(state[size + cpu :].clone())
     return True
+
+
+def world_size_of(state: torch.Tensor) -> int:
+    """Return how many ranks the world had in which this was captured. Raises ValueError as `restore` does."""
+    return _read(state, _HEAD.size + _PYTHON.size + _NUMPY.size)[2]
+
+
+def _read(state: torch.Tensor, size: int) -> tuple[bytes, int, int]:
+    data = bytes(state[:size].tolist())
+    if len(data) != size or not data.startswith(_MAGIC):
+        raise ValueError(f"random numbers: want a state of at least {size} bytes, got {state.numel()}")
+    _, rank, world_size = _HEAD.unpack_from(data)
+    return data, rank, world_size
 
 
 def _seed(seed: int, rank: int, world_size: int) -> None:

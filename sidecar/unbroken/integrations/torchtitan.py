@@ -19,7 +19,8 @@ versions.require("torchtitan", (0, 3), (0, 3))
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torchtitan.components.checkpoint import CheckpointManager
+from torchtitan.components.checkpoint import DATALOADER, CheckpointManager
+from torchtitan.components.dataloader import ParallelAwareDataloader
 from torchtitan.tools import filesystem
 from torchtitan.trainer import Trainer
 
@@ -35,11 +36,16 @@ logger = logging.getLogger(__name__)
 _RANDOM = "random"
 
 
-def train(config: Trainer.Config, call: inprocess.CallWrapper, *, every: int | None = None) -> Trainer:
+def train(
+    config: Trainer.Config, call: inprocess.CallWrapper, *, every: int | None = None, any_world: bool = False
+) -> Trainer:
     """Build the Trainer of this configuration, train from the newest checkpoint that all ranks can read, and return it.
 
     Call it inside the wrapped function. `every`: steps between two checkpoints in memory; None: as the job says, else
     1. torchtitan's own checkpoints in its folder are written as the configuration says, and taken where they are newer.
+
+    `any_world`: the configuration's loader, one of your own, goes on in a world of another size from what its
+    `state_dict` returned on rank 0.
 
     Raises ValueError for a configuration that cannot be resumed exactly, with what to change.
     """
@@ -51,6 +57,7 @@ def train(config: Trainer.Config, call: inprocess.CallWrapper, *, every: int | N
         _writes=own["enable"],
         _call=call,
         _every=read_every() if every is None else every,
+        _any_world=any_world,
     )
     # Building a Trainer writes into the model's configuration, by the world of then.
     spec = dataclasses.replace(config.model_spec, model=copy.deepcopy(config.model_spec.model))
@@ -86,12 +93,15 @@ class MemoryCheckpoints(CheckpointManager):  # type: ignore[misc]  # the package
         _every: int = 1
         _writes: bool = False
         """Whether checkpoints are written to the folder, or loaded from it."""
+        _any_world: bool = False
+        """Whether the loader goes on in a world of another size."""
 
     def __init__(self, config: Config, **parts: Any) -> None:
         super().__init__(config, **parts)
         self._call: inprocess.CallWrapper = config._call
         self._every = config._every
         self._writes = config._writes
+        self._any_world = config._any_world
         self._checkpoints = memory.Checkpointer(every=self._every, disk=_Folder(self) if self._writes else None)
         self._at_moves = memory.Checkpointer(every=1)
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
@@ -107,12 +117,25 @@ class MemoryCheckpoints(CheckpointManager):  # type: ignore[misc]  # the package
         if found is None:
             return self._load_own(step) if self._writes else False
         if state[_RANDOM] is not None and not self._is_own:
+            self._refuse_another_world(random_numbers.world_size_of(state[_RANDOM]))
             if not random_numbers.restore(state[_RANDOM], self._rank, self._world_size, seed=found):
                 logger.warning(
                     "random numbers: new seeds, since this rank or the world size is another: step=%d", found
                 )
             logger.info("restored from memory: step=%d", found)
         return True
+
+    def _refuse_another_world(self, saved: int) -> None:
+        """Raise ValueError where the loader may take a rank's place in a world of this size for one in another."""
+        loader = self.states[DATALOADER]
+        # torchtitan's own refuse another number of data-parallel ranks themselves, and go on with the same number.
+        if saved == self._world_size or self._any_world or isinstance(loader, ParallelAwareDataloader):
+            return
+        raise ValueError(
+            f"dataloader: want a world of {saved}, in which the checkpoint was taken, got {self._world_size}: "
+            f"{type(loader).__qualname__} may go on at other samples; call train(..., any_world=True) if its "
+            "load_state_dict takes what another world has saved, or leave out minReplicas (--min-pods)"
+        )
 
     _is_own = False
     """Whether what was loaded is a checkpoint of torchtitan's own."""

@@ -42,6 +42,8 @@ WRITES = os.environ.get("TEST_WRITES", "yes") == "yes"
 FAILS_UNSAVED = int(os.environ.get("TEST_FAILS_UNSAVED", "0"))
 """Step after which rank 1 fails before it saves, once."""
 
+ANY_WORLD = os.environ.get("TEST_ANY_WORLD", "yes") == "yes"
+
 
 class Seen:
     """What this rank was given since the last step, and in which call."""
@@ -164,7 +166,7 @@ def configuration(call: inprocess.CallWrapper) -> Trainer.Config:
 def train(call: inprocess.CallWrapper) -> None:
     """Train."""
     SEEN.begin(call)
-    trainer = torchtitan.train(configuration(call), call)
+    trainer = torchtitan.train(configuration(call), call, any_world=ANY_WORLD)
     finish(trainer.model_parts[0], trainer.step, call)
 
 

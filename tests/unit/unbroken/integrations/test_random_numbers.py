@@ -33,6 +33,7 @@ def test_numbers_go_on_where_they_were_on_the_same_rank() -> None:
 @pytest.mark.parametrize(("rank", "world_size"), [(1, 4), (2, 3)])
 def test_another_rank_or_world_has_new_numbers_the_same_each_time(rank: int, world_size: int) -> None:
     state = random_numbers.capture(2, 4)
+    assert random_numbers.world_size_of(state) == 4
     seen = []
     for seed in (7, 7, 8):
         assert not random_numbers.restore(state, rank, world_size, seed)
