@@ -7,6 +7,7 @@ from unbroken.inprocess.abort import Abort
 from unbroken.inprocess.assignment.policy import violation
 from unbroken.inprocess.exception import RestartAbort
 from unbroken.inprocess.loop.health_record import HealthRecord
+from unbroken.inprocess.loop.slow_plugin import named_when_slow
 from unbroken.inprocess.options import WrapperOptions
 from unbroken.inprocess.state import FrozenState
 
@@ -57,14 +58,16 @@ class Plugins:
         """Clean up after functions that were left; raises what a plug-in raises."""
         for layer in self._inside_out():
             if layer.finalize is not None:
-                layer.finalize(state)
+                with named_when_slow("finalize", state.iteration):
+                    layer.finalize(state)
 
     def check_health(self, state: FrozenState) -> None:
         """Raises what a health check raises."""
         for layer in self._inside_out():
             check = layer.restart_health_check or layer.health_check
             if check is not None:
-                check(state)
+                with named_when_slow("health_check", state.iteration):
+                    check(state)
 
     def complete(self, state: FrozenState) -> None:
         """Run the plug-ins after the innermost function has returned; their errors are logged."""
