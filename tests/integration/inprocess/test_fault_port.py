@@ -1,5 +1,6 @@
 """A worker's port for faults, with real signals and sockets: what it does once, and what it never does late."""
 
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.waiting import LIMIT_S, wait_until
 
+from unbroken.faults import worker_socket
 from unbroken.faults.worker_socket import deliver, socket_name
 from unbroken.inprocess.faults import acts, port
 from unbroken.inprocess.faults.acts import InjectedFault
@@ -19,7 +21,7 @@ from unbroken.inprocess.faults.port import FaultPort
 from unbroken.inprocess.interruption.gate import FunctionOutcome, Gate
 from unbroken.inprocess.pod.environment import PodContext
 from unbroken.inprocess.pod.progress import ProgressSlot
-from unbroken_core.pod.fault_orders import FaultOrder
+from unbroken_core.pod.fault_orders import FaultOrder, write_order
 from unbroken_core.vocabulary.errors import InputError
 
 EXCEPTION = FaultOrder(id="0123456789abcdef", kind="exception")
@@ -179,6 +181,84 @@ def test_a_closed_port_takes_no_order_and_a_new_process_takes_the_place_of_the_o
     successor.close()
     with pytest.raises(InputError, match="no process of it takes faults now"):
         deliver(tmp_path, 1, EXCEPTION)
+
+
+def answers_of(folder: Path, num: int) -> "list[Future[str]]":
+    """Give many orders at once, each with an id of its own."""
+    answers: list[Future[str]] = [Future() for _ in range(num)]
+
+    def give() -> None:
+        for number, answer in enumerate(answers):
+            order_from_a_thread(folder, answer, FaultOrder(id=f"{number:08x}", kind="exception"))
+
+    threading.Thread(target=give, daemon=True).start()
+    return answers
+
+
+@pytest.mark.usefixtures("opened")
+def test_each_of_a_hundred_orders_at_once_is_done_or_refused_and_says_which(tmp_path: Path, call: Call) -> None:
+    answers: list[Future[str]] = []
+
+    def script() -> None:
+        with call.gate.atomic():
+            answers.extend(answers_of(tmp_path, 100))
+        until(lambda: False)
+
+    assert isinstance(call.run(script).error, InjectedFault)
+    wait_until(lambda: all(answer.done() for answer in answers), "all answers")
+    errors = [str(answer.exception()) for answer in answers if answer.exception() is not None]
+    assert len(errors) == 99
+    assert {error[-16:] for error in errors} == {"nothing was done"}
+
+
+@pytest.mark.usefixtures("opened")
+def test_an_order_whose_sender_has_gone_is_not_carried_out_later(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a worker that was stopped when it came; a script may let SIGPIPE end its process."""
+    monkeypatch.setattr(worker_socket, "_ANSWER_S", 0.2)
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+
+        def script() -> str:
+            answer: Future[str] = Future()
+            with call.gate.atomic():
+                order_from_a_thread(tmp_path, answer)
+                until(answer.done)
+            with pytest.raises(InputError, match="the order is withdrawn, nothing was done"):
+                answer.result(LIMIT_S)
+            again: Future[str] = Future()
+            # The port takes the next order only when it is done with that one.
+            order_from_a_thread(tmp_path, again, FaultOrder(id="89abcdef", kind="exception", rank=7))
+            until(again.done)
+            return str(again.exception(LIMIT_S))
+
+        monkeypatch.setattr(port, "PATIENCE_S", LIMIT_S)
+        outcome = call.run(script)
+    finally:
+        signal.signal(signal.SIGPIPE, before)
+    assert outcome.error is None, outcome.error
+    # It may not have been answered in that short time either.
+    assert outcome.value is not None
+    assert str(outcome.value).endswith("nothing was done")
+
+
+@pytest.mark.usefixtures("opened")
+def test_an_order_that_was_withdrawn_before_it_was_read_is_passed_over(tmp_path: Path, call: Call) -> None:
+    def script() -> None:
+        first = socket.socket(socket.AF_UNIX)
+        with first, socket.socket(socket.AF_UNIX) as second:
+            for client in (first, second):
+                client.connect(str(tmp_path / socket_name(1)))
+            # The port waits for the first one meanwhile.
+            second.sendall(write_order(EXCEPTION).encode() + b"\n")
+            second.close()
+            first.sendall(b"{}\n")
+            answer: Future[str] = Future()
+            order_from_a_thread(tmp_path, answer, FaultOrder(id="89abcdef", kind="exception", rank=7))
+            until(answer.done)
+
+    assert call.run(script).error is None
 
 
 @pytest.mark.usefixtures("opened")
