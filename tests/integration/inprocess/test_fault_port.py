@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,14 @@ from tests.waiting import LIMIT_S, wait_until
 
 from unbroken.faults import worker_socket
 from unbroken.faults.worker_socket import deliver, socket_name
+from unbroken.inprocess.exception import InternalError
 from unbroken.inprocess.faults import acts, port
 from unbroken.inprocess.faults.acts import InjectedFault
 from unbroken.inprocess.faults.port import FaultPort
 from unbroken.inprocess.interruption.gate import FunctionOutcome, Gate
 from unbroken.inprocess.pod.environment import PodContext
 from unbroken.inprocess.pod.progress import ProgressSlot
+from unbroken_core.pod import fault_orders
 from unbroken_core.pod.fault_orders import FaultOrder, write_order
 from unbroken_core.vocabulary.errors import InputError
 
@@ -259,6 +262,83 @@ def test_an_order_that_was_withdrawn_before_it_was_read_is_passed_over(tmp_path:
             until(answer.done)
 
     assert call.run(script).error is None
+
+
+def run_at(path: Path, is_over: Callable[[], bool], leave: Callable[[], None] = lambda: None) -> None:
+    """Leave an atomic section, and run lines until `is_over`, all in a file of this name."""
+    code = "leave()\nwhile not is_over():\n    sleep(0.005)\n"
+    exec(compile(code, str(path), "exec"), {"sleep": time.sleep, "is_over": is_over, "leave": leave})
+
+
+@pytest.mark.usefixtures("opened")
+def test_a_script_in_a_folder_named_torch_is_broken_and_the_core_of_the_library_is_not(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_ordered_at(path: Path, answer: "Future[str]", order: FaultOrder) -> FunctionOutcome:
+        def script() -> None:
+            call.gate.begin_atomic()
+            order_from_a_thread(tmp_path, answer, order)
+            run_at(path, answer.done, call.gate.end_atomic)
+
+        return call.run(script)
+
+    answer: Future[str] = Future()
+    outcome = run_ordered_at(tmp_path / "torch" / "train.py", answer, EXCEPTION)
+    assert isinstance(outcome.error, InjectedFault), answer.exception()
+    monkeypatch.setattr(port, "PATIENCE_S", 0.3)
+    refused: Future[str] = Future()
+    core = Path(fault_orders.__file__).parents[1] / "some.py"
+    assert run_ordered_at(core, refused, FaultOrder(id="89abcdef", kind="exception")).error is None
+    with pytest.raises(InputError, match="ran no line of the script"):
+        refused.result(LIMIT_S)
+
+
+def test_a_script_that_takes_or_blocks_the_signal_is_not_ended_by_it_and_the_order_says_so(
+    tmp_path: Path, call: Call, opened: FaultPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = opened._signal_number
+
+    def order_with(change: Callable[[], object]) -> str:
+        answer: Future[str] = Future()
+
+        def script() -> None:
+            change()
+            order_from_a_thread(tmp_path, answer)
+            until(answer.done)
+
+        assert call.run(script).error is None
+        return str(answer.exception(LIMIT_S))
+
+    taken = f"worker 1: the script has taken signal {number}, by which the main thread of this worker is told; nothing"
+    seen: list[int] = []
+    for action in (lambda number, _frame: seen.append(number), signal.SIG_DFL):
+        before = signal.getsignal(number)
+        said = order_with(partial(signal.signal, number, action))
+        signal.signal(number, before)
+        assert said.startswith(taken), said
+    assert not seen
+    monkeypatch.setattr(port, "PATIENCE_S", 0.3)
+    blocked = order_with(lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [number]))
+    assert f"blocks signal {number}, by which it is told; nothing was done" in blocked
+    opened.close()
+    # What was sent waits for this moment; without a handler it would end the process.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+
+
+def test_a_process_without_a_free_signal_goes_on_and_takes_no_faults(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> int:
+        raise InternalError("real-time signals: want one without a handler, all are taken")
+
+    monkeypatch.setattr(port, "unused_signal", none)
+    made = FaultPort(
+        PodContext(tmp_path, 1, 0, 2, "127.0.0.1", allows_faults=True), call, call.gate, ProgressSlot(1, 0)
+    )
+    made.open()
+    with pytest.raises(InputError, match="no process of it takes faults now"):
+        deliver(tmp_path, 1, EXCEPTION)
+    made.close()
 
 
 @pytest.mark.usefixtures("opened")

@@ -25,12 +25,14 @@ from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 from unbroken.faults.worker_socket import is_gone, is_same_user, listen, read_line, send_line
+from unbroken.inprocess.exception import InternalError
 from unbroken.inprocess.faults import acts
 from unbroken.inprocess.faults.slowness import Slowness
 from unbroken.inprocess.interruption.gate import Gate, is_unraisable
-from unbroken.inprocess.interruption.signals import unused_signal
+from unbroken.inprocess.interruption.signals import give_back, is_blocked, unused_signal
 from unbroken.inprocess.pod.environment import PodContext
 from unbroken.inprocess.pod.progress import ProgressSlot
+from unbroken_core.pod import fault_orders
 from unbroken_core.pod.fault_orders import WORKER, FaultOrder, read_order
 from unbroken_core.vocabulary.errors import InputError
 
@@ -42,8 +44,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 _CLOSE_S = 5.0
 _LOOK_S = 1.0
 _MAX_KNOWN = 64
-_LIBRARY = str(Path(__file__).parents[2]) + os.sep
-_TORCH = f"{os.sep}torch{os.sep}"
+_LIBRARY = tuple(str(folder) + os.sep for folder in (Path(__file__).parents[2], Path(fault_orders.__file__).parents[1]))
 _STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
@@ -114,7 +115,13 @@ class FaultPort:
         except OSError as error:
             logger.warning("takes no faults: folder=%s error=%s", self._place.folder, error)
             return
-        self._signal_number = unused_signal()
+        try:
+            self._signal_number = unused_signal()
+        except InternalError as error:
+            logger.warning("takes no faults: error=%s", error)
+            self._server.close()
+            self._server = None
+            return
         signal.signal(self._signal_number, self._on_signal)
         self._thread.start()
         logger.warning("takes faults on purpose from who may exec into this pod: local_rank=%d", self._place.local_rank)
@@ -132,8 +139,8 @@ class FaultPort:
         self._thread.join(_CLOSE_S)
         self._server.close()
         self._server = None
-        if not self._thread.is_alive():
-            signal.signal(self._signal_number, signal.SIG_DFL)
+        if not self._thread.is_alive() and self._has_signal():
+            give_back(self._signal_number)
 
     def forget(self) -> None:
         """Take none in a forked child."""
@@ -259,7 +266,7 @@ class FaultPort:
         self._due.append(strike)
         pause_s, until_s = _FIRST_PAUSE_S, time.monotonic() + PATIENCE_S
         while main is not None and time.monotonic() < until_s and self._call.iteration == iteration:
-            if not self._gate.is_inside:
+            if not self._gate.is_inside or not self._has_signal():
                 break
             signal.pthread_kill(main, self._signal_number)
             if strike.is_taken.wait(pause_s):
@@ -271,9 +278,20 @@ class FaultPort:
             # The main thread has just taken it.
             return strike.settle
         self._check_inside()
-        raise InputError(
+        raise InputError(f"{self._why_not()}; nothing was done")
+
+    def _has_signal(self) -> bool:
+        # A script may take each signal that it likes; what it does with it must not be done by us.
+        return signal.getsignal(self._signal_number) == self._on_signal
+
+    def _why_not(self) -> str:
+        if not self._has_signal():
+            return f"the script has taken signal {self._signal_number}, by which the main thread of this worker is told"
+        if is_blocked(self._signal_number):
+            return f"the main thread of this worker blocks signal {self._signal_number}, by which it is told"
+        return (
             f"the main thread of this worker ran no line of the script in {PATIENCE_S:.0f} s: it waits in a collective "
-            "or other C code; nothing was done"
+            "or other C code"
         )
 
     # ------------------------------------------------------------------------------------------ the main thread
@@ -334,17 +352,23 @@ def _script_frame(frame: FrameType | None) -> tuple[FrameType | None, bool]:
 
     None where that frame is this library's: it is not broken.
     """
-    is_innermost = True
+    is_innermost, torch = True, _torch_folder()
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(_LIBRARY):
             return None, False
-        if _TORCH in file:
+        if torch and file.startswith(torch):
             is_innermost = False
         elif not file.startswith(("<frozen ", _STANDARD)) or any(part in file for part in _PACKAGES):
             return frame, is_innermost
         frame = frame.f_back
     return None, False
+
+
+def _torch_folder() -> str:
+    """Return the path of torch with a separator; nothing where it is not imported. A script may lie in a `torch`."""
+    file = getattr(sys.modules.get("torch"), "__file__", None)
+    return f"{Path(file).parent}{os.sep}" if file else ""
 
 
 def _raise(order: str) -> NoReturn:
