@@ -108,6 +108,28 @@ def test_an_exception_is_raised_in_the_script_once_and_the_answer_comes_first(tm
     assert again.result(LIMIT_S) == "this order was carried out before; nothing was done again"
 
 
+def test_an_order_of_an_earlier_process_is_not_carried_out_again(tmp_path: Path, call: Call, opened: FaultPort) -> None:
+    answer: Future[str] = Future()
+
+    def script() -> None:
+        order_from_a_thread(tmp_path, answer)
+        until(lambda: False)
+
+    assert isinstance(call.run(script).error, InjectedFault)
+    opened.close()
+    place = PodContext(tmp_path, 1, 1, 2, "127.0.0.1", allows_faults=True)
+    successor = FaultPort(place, call, call.gate, ProgressSlot(1, 1))
+    successor.open()
+    assert deliver(tmp_path, 1, EXCEPTION) == "this order was carried out before; nothing was done again"
+    successor.close()
+    (tmp_path / "fault-1.known").write_bytes(b"\xff")
+    successor = FaultPort(place, call, call.gate, ProgressSlot(1, 1))
+    successor.open()
+    with pytest.raises(InputError, match="not inside its training function now"):
+        deliver(tmp_path, 1, EXCEPTION)
+    successor.close()
+
+
 @pytest.mark.usefixtures("opened")
 def test_an_order_between_two_iterations_or_for_another_rank_is_refused(tmp_path: Path, call: Call) -> None:
     with pytest.raises(InputError, match="not inside its training function now"):

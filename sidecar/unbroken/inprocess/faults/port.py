@@ -123,6 +123,7 @@ class FaultPort:
             self._server = None
             return
         signal.signal(self._signal_number, self._on_signal)
+        self._known.extend(self._read_known())
         self._thread.start()
         logger.warning("takes faults on purpose from who may exec into this pod: local_rank=%d", self._place.local_rank)
 
@@ -200,8 +201,26 @@ class FaultPort:
         finally:
             # Who ordered it and has gone says that nothing was done.
             if is_meant:
-                self._known.append(order.id)
+                self._note(order.id)
             settle(is_meant)
+
+    @property
+    def _known_file(self) -> Path:
+        return self._place.folder / f"fault-{self._place.local_rank}.known"
+
+    def _read_known(self) -> list[str]:
+        """Return what earlier processes of this worker have done: an exit is not to be repeated by the next one."""
+        try:
+            return self._known_file.read_text().split()[-_MAX_KNOWN:]
+        except (OSError, ValueError):
+            return []
+
+    def _note(self, order: str) -> None:
+        self._known.append(order)
+        try:
+            self._known_file.write_text("\n".join(self._known))
+        except OSError as error:
+            logger.warning("order not noted, another process may do it again: id=%s error=%s", order, error)
 
     def _obey(self, order: FaultOrder) -> tuple[str, Callable[[bool], None]]:
         """Return what is done, and what lets it happen, or not. Raises InputError when it is not."""
