@@ -120,7 +120,9 @@ def deliver(folder: Path, local_rank: int, order: FaultOrder) -> str:
 def _ask(client: socket.socket, order: FaultOrder) -> str | None:
     """Return the answer; None if the order was withdrawn because there was none. Raises OSError."""
     try:
-        client.sendall(write_order(order).encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):
+            # It may have been refused before it was read: the answer says so.
+            client.sendall(write_order(order).encode() + b"\n")
         return read_line(client, _MAX_ANSWER_BYTES, _ANSWER_S)
     except TimeoutError:
         # From now on the worker cannot answer. What it sent before is there to be read.

@@ -1,5 +1,6 @@
 """A worker's port for faults, with real signals and sockets: what it does once, and what it never does late."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -361,6 +362,30 @@ def test_a_process_without_a_free_signal_goes_on_and_takes_no_faults(
     with pytest.raises(InputError, match="no process of it takes faults now"):
         deliver(tmp_path, 1, EXCEPTION)
     made.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.usefixtures("opened")
+def test_another_user_is_refused_even_where_the_file_lets_everybody_in(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    folder = os.open(tmp_path, os.O_PATH)
+    code = (
+        "import os, sys; from pathlib import Path; from unbroken.faults.worker_socket import deliver\n"
+        "from unbroken_core.pod.fault_orders import read_order\n"
+        f"os.fchdir({folder}); os.setuid(65534); deliver(Path('.'), 1, read_order(sys.argv[1]))"
+    )
+    for mode, said in ((0o777, "want an order of this worker's own user"), (0o600, "Permission denied; nothing was")):
+        (tmp_path / socket_name(1)).chmod(mode)
+        done = subprocess.run(
+            [sys.executable, "-c", code, write_order(EXCEPTION)],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+            pass_fds=(folder,),
+        )
+        assert f"InputError: worker 1: {said}" in done.stderr, done.stderr
+    os.close(folder)
 
 
 @pytest.mark.usefixtures("opened")
