@@ -389,6 +389,16 @@ def test_another_user_is_refused_even_where_the_file_lets_everybody_in(tmp_path:
 
 
 @pytest.mark.usefixtures("opened")
+def test_who_sends_no_order_is_told_so_and_keeps_nobody_else_waiting_for_good(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.settimeout(LIMIT_S)
+        silent.connect(str(tmp_path / socket_name(1)))
+        with pytest.raises(InputError, match="not inside its training function now"):
+            deliver(tmp_path, 1, EXCEPTION)
+        assert b"want an order within 5 s, got none; nothing was done" in silent.recv(4096)
+
+
+@pytest.mark.usefixtures("opened")
 def test_garbage_is_refused_and_leaves_the_port_open(tmp_path: Path) -> None:
     for data in (b"\n", b"{}\n", b"x" * 10_000 + b"\n", b'{"id": "0123456789", "kind": ["exit"]}\n', b""):
         with socket.socket(socket.AF_UNIX) as client:

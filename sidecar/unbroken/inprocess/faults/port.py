@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
-from unbroken.faults.worker_socket import is_gone, is_same_user, listen, read_line, send_line
+from unbroken.faults.worker_socket import MESSAGE_S, is_gone, is_same_user, listen, read_line, send_line
 from unbroken.inprocess.exception import InternalError
 from unbroken.inprocess.faults import acts
 from unbroken.inprocess.faults.slowness import Slowness
@@ -186,6 +186,9 @@ class FaultPort:
                 logger.warning("fault on purpose withdrawn by who ordered it: kind=%s id=%s", order.kind, order.id)
                 return
             done, settle = self._obey(order)
+        except TimeoutError:
+            send_line(connection, refused=f"want an order within {MESSAGE_S:.0f} s, got none; nothing was done")
+            return
         except InputError as error:
             send_line(connection, refused=str(error))
             return
