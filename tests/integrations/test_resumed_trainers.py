@@ -276,6 +276,11 @@ def with_weights(folder: Path, model: Model) -> Trainer:
             id="workers that stay",
         ),
         pytest.param(with_weights, "train_dataloader: want .* got one of WeightedRandomSampler", id="weights"),
+        pytest.param(
+            building(accelerator_config={"dispatch_batches": True}),
+            "accelerator_config: want dispatch_batches=False, got True; .* trained twice",
+            id="batches that rank 0 hands out",
+        ),
         pytest.param(with_data, r"epoch: .* got an end after 0\.8333 epochs at step 10; .* __len__", id="a stream"),
         pytest.param(
             building(lambda: [Ending()]), r"epoch: .* got an end after 0\.4000 epochs at step 4", id="a shorter epoch"

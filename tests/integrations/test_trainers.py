@@ -14,6 +14,7 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch import Trainer as LightningTrainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import Trainer, TrainingArguments
 
 from unbroken import memory
@@ -78,6 +79,9 @@ def fit(
     loader: Any,
     batches: GlobalBatches | None = None,
     more: Sequence[Any] = (),
+    *,
+    module: Module | None = None,
+    val_dataloaders: Any = None,
     **options: Any,
 ) -> None:
     """Train one epoch with Lightning."""
@@ -85,13 +89,15 @@ def fit(
     callbacks = [lightning.Resume(call, batches=batches), *more]
     options = {"max_epochs": 1, **quiet, **options}
     trainer = LightningTrainer(accelerator="cpu", devices=1, callbacks=callbacks, default_root_dir=folder, **options)
-    trainer.fit(Module(), loader)
+    trainer.fit(module or Module(), loader, val_dataloaders)
 
 
-def test_loader_that_would_begin_anew_is_refused_before_the_first_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_loader_that_would_begin_elsewhere_is_refused_before_the_first_step(tmp_path: Path, kind: Any) -> None:
+    """The state of one with a state has the next batch fetched already."""
     call = Call()
-    with pytest.raises(ValueError, match=r"train_dataloader: want .* got DataLoader, which would begin anew"):
-        fit(call, tmp_path, DataLoader(DATA, batch_size=4))
+    with pytest.raises(ValueError, match=rf"train_dataloader: want .* got {kind.__name__}, which would begin anew, or"):
+        fit(call, tmp_path, kind(DATA, batch_size=4))
     assert call.steps == []
 
 
@@ -158,6 +164,18 @@ def test_files_of_another_world_are_gone_on_from_with_batches_of_this_one(tmp_pa
         sizes.append(model.sizes)
     assert sizes == [[4, 4, 4, 4], [8, 8]]
     assert list((tmp_path / "checkpoint-2").glob("unbroken-*")), "what was read is as it was"
+
+
+@pytest.mark.parametrize(("is_split", "samples"), [(True, 4), (False, 8)])
+def test_batch_that_ranks_share_is_one_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_split: bool, samples: int
+) -> None:
+    """Where it grew with a smaller world, a step would have other samples than the one of its number before."""
+    options = {"per_device_train_batch_size": 4, "accelerator_config": {"split_batches": is_split}}
+    trainer = make_trainer(tmp_path, Regression(), **options)
+    monkeypatch.setattr(TrainingArguments, "world_size", 2)
+    call: Any = Call()
+    assert huggingface._Callback(trainer, call, None)._samples() == samples
 
 
 def test_batch_size_that_is_looked_for_is_refused(tmp_path: Path) -> None:
@@ -260,6 +278,79 @@ def test_gradients_are_accumulated_after_a_fault_as_the_epoch_has_begun(
             fit(call, tmp_path, DataLoader(DATA, batch_sampler=batches), batches, more=more, max_epochs=2)
         seen.append([step for step in call.steps if step is not None])
     assert seen == [[2, 4, 6, 8, 10, 15, 20], [2, 4, 6, 8, 10, 15], [20]]
+
+
+class Patient(Module):
+    """Lowers its rate where the newest validation, of the epoch before at times, is no better."""
+
+    def validation_step(self, batch: list[torch.Tensor], index: int) -> None:
+        """Log what the schedule looks at."""
+        self.log("val", self.layer(batch[0]).abs().sum())
+
+    def configure_optimizers(self) -> Any:
+        """Return the optimizer and its schedule."""
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val", "strict": False}}
+
+
+class Accumulating(Module):
+    """Steps after each third batch, by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        """Add up gradients, and step when it is time."""
+        optimizer = self.optimizers()
+        loss: torch.Tensor = self.layer(batch[0]).square().sum()
+        self.manual_backward(loss)
+        if index % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "breaks_after"),
+    [
+        pytest.param(Patient, {}, 7, id="a schedule that looks at this epoch"),
+        pytest.param(Patient, {"check_val_every_n_epoch": 2}, 24, id="a schedule that looks at the epoch before"),
+        pytest.param(Accumulating, {}, 8, id="gradients that the module adds up"),
+    ],
+)
+def test_weights_and_rates_after_a_fault_are_those_of_a_run_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Module], options: dict[str, Any], breaks_after: int
+) -> None:
+    monkeypatch.setattr(memory, "Checkpointer", Kept)
+    found: list[Any] = []
+    for faults in ([], [breaks_after]):
+        monkeypatch.setattr(Kept, "kept", None)
+        for after in [*faults, 1000]:
+            torch.manual_seed(1)
+            call, module, batches = Call(), kind(), GlobalBatches(40, 4)
+            more = {"max_epochs": 5, "num_sanity_val_steps": 0, **options}
+            train, check = DataLoader(DATA, batch_sampler=batches), DataLoader(DATA, 8)
+            with contextlib.suppress(RuntimeError):
+                fit(call, tmp_path, train, batches, [Breaking(after)], module=module, val_dataloaders=check, **more)
+        assert call.steps[-1] == 50
+        rates = [one["lr"] for one in module.trainer.optimizers[0].param_groups]
+        found.append((rates, module.layer.weight.tolist()))
+    assert found[0] == found[1]
+
+
+def test_gradients_that_a_module_adds_up_are_no_step_to_go_back_to(tmp_path: Path) -> None:
+    call, batches = Call(), GlobalBatches(40, 4)
+    fit(call, tmp_path, DataLoader(DATA, batch_sampler=batches), batches, module=Accumulating())
+    assert [step for step in call.steps if step is not None] == [3, 6, 9, 10]
+
+
+def test_epoch_that_leaves_batches_of_a_pass_out_is_refused(tmp_path: Path) -> None:
+    call, batches = Call(), GlobalBatches(40, 4)
+    with pytest.raises(ValueError, match=r"batches of an epoch: want .* \(10\), got 7; make GlobalBatches.*steps=7"):
+        fit(call, tmp_path, DataLoader(DATA, batch_sampler=batches), batches, limit_train_batches=7, max_epochs=2)
+    assert call.steps == []
 
 
 class Naming(Callback):  # type: ignore[misc]  # the package brings no types here

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 from transformers import Trainer, TrainerCallback
 
 from unbroken import inprocess, memory
@@ -115,7 +115,13 @@ def _refuse_order(trainer: Trainer) -> None:
 
 
 def _refuse_sampler(loader: Any) -> None:
-    """Likewise, where a Trainer of one's own makes its loader or its sampler."""
+    """Likewise, where a Trainer of one's own makes its loader or its sampler, or Accelerate skips too few of them."""
+    is_dispatched = any(kind.__name__ == "DataLoaderDispatcher" for kind in type(loader).__mro__)
+    if is_dispatched and not loader.split_batches and not isinstance(loader.dataset, IterableDataset):
+        raise ValueError(
+            "accelerator_config: want dispatch_batches=False, got True; after a restart Accelerate skips a rank's part "
+            "of the batches that were trained, and the rest of them would be trained twice"
+        )
     batches = getattr(loader, "batch_sampler", None)
     # Accelerate wraps one of each rank's around that of the loader.
     sampler = getattr(getattr(batches, "batch_sampler", batches), "sampler", None)
@@ -306,7 +312,9 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
     def _samples(self) -> int:
         """Return how many samples one step has, on all ranks."""
         args = self._trainer.args
-        return int(args.train_batch_size * args.world_size * args.gradient_accumulation_steps)
+        # Ranks share a batch, or have one each.
+        num_batches = 1 if self._trainer.accelerator.split_batches else args.world_size
+        return int(args.train_batch_size * num_batches * args.gradient_accumulation_steps)
 
     def _refuse_samples(self, before: int, step: int) -> None:
         """Raise ValueError where the step's number would mean another place in the data."""

@@ -22,6 +22,7 @@ from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from unbroken import inprocess, memory
 from unbroken.integrations import lightning_hooks, one_training, random_numbers, versions, whole_files
 from unbroken.integrations.samples import GlobalBatches
+from unbroken.integrations.waiting_gradients import WaitingGradients
 from unbroken.memory.place import read_every
 from unbroken.memory.shard import refuse_unreadable
 
@@ -91,8 +92,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
 
     Args:
         call: of the wrapped function.
-        batches: what the training data's loader has as `batch_sampler`. None: the loader has a state of its own, as
-            torchdata's StatefulDataLoader; this goes on in a world of the same size alone.
+        batches: what the training data's loader has as `batch_sampler`. `fit` refuses to train without.
         every: batches between two checkpoints in memory; None: as the job says, else 1.
 
     `fit` raises ValueError for what cannot be resumed exactly, with what to change.
@@ -110,6 +110,9 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         self._trainer: Any = None
         self._begun_at = 0
         self._random: Any = None
+        self._waiting: WaitingGradients | None = None
+        self._metrics: dict[str, Any] | None = None
+        """What callbacks and schedules looked at before; None where nothing is restored, or it has none."""
         self._accumulates = 1
         """Batches of one step, as the epoch that is restored has begun."""
         self._data: dict[str, Any] = {}
@@ -163,20 +166,38 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
             self._batches.start_at(self._begun_at)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse data that begin anew: the first samples would come twice, and the last ones never."""
+        """Refuse data that begin anew, or at another place: samples would come twice, or never."""
         loaders = trainer.train_dataloader
         for loader in loaders if isinstance(loaders, list | tuple) else [loaders]:
-            is_ours = self._batches is not None and getattr(loader, "batch_sampler", None) is self._batches
-            if not is_ours and not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
+            if self._batches is None or getattr(loader, "batch_sampler", None) is not self._batches:
+                # Lightning asks one with a state when the next batch is fetched already, and it would be left out.
                 raise ValueError(
-                    "train_dataloader: want DataLoader(batch_sampler=batches) with Resume(batches=batches), or one "
-                    f"with a state, got {type(loader).__name__}, which would begin anew after a fault"
+                    "train_dataloader: want DataLoader(batch_sampler=batches) with Resume(batches=batches), got "
+                    f"{type(loader).__name__}, which would begin anew, or at another batch, after a fault"
                 )
+        self._refuse_epochs(trainer)
+        self._waiting = WaitingGradients(trainer.optimizers)
+
+    def _refuse_epochs(self, trainer: Trainer) -> None:
+        """An epoch that leaves the rest of a pass out has the number of a batch elsewhere in the data."""
+        seen = trainer.num_training_batches
+        if self._batches is not None and trainer.max_epochs != 1 and seen != len(self._batches):
+            raise ValueError(
+                f"batches of an epoch: want as many as a pass of GlobalBatches has steps ({len(self._batches)}), got "
+                f"{seen}; make GlobalBatches(..., steps={seen}) and leave limit_train_batches and overfit_batches out: "
+                "else samples would be trained twice or left out after a fault"
+            )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Save and report the batches before this one."""
         progress = _progress_of(trainer)
         done = progress.completed
+        waits = self._waiting is not None and self._waiting.are_left_by_batch()
+        if self._metrics is not None:
+            # Without what it monitors, Lightning would leave out a ReduceLROnPlateau at the end of this epoch.
+            trainer._logger_connector._callback_metrics.update(_on(trainer.strategy.root_device, self._metrics))
+            trainer.fit_loop._restarting = False
+            self._metrics = None
         if self._random is not None:
             # Lightning counts a batch that was begun and not ended once more, and validates by that number.
             progress.ready = done + 1
@@ -189,7 +210,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         if done == self._begun_at:
             return
         # Gradients that wait for more batches are in no checkpoint.
-        if batch_idx % trainer.accumulate_grad_batches == 0:
+        if batch_idx % trainer.accumulate_grad_batches == 0 and not waits:
             if done % self._every == 0:
                 with self._call.checkpoint():
                     state = self._state(trainer)
@@ -215,12 +236,14 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
     def state_dict(self) -> dict[str, Any]:
         """Return what Lightning's own checkpoints have of this."""
         batches = 0 if self._trainer is None else _progress_of(self._trainer).processed
-        return {"batches": batches, "samples": self._samples()}
+        metrics = {} if self._trainer is None else _metrics_of(self._trainer)
+        return {"batches": batches, "samples": self._samples(), "metrics": metrics}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Remember what Lightning has read from a file."""
         self._refuse_samples(state_dict.get("samples") or {})
         self._from_file.batches = int(state_dict["batches"])
+        self._metrics = state_dict.get("metrics")
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Remember it: what it says of optimizers and progress is restored after `on_fit_start`."""
@@ -248,7 +271,6 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         others = [one for one in trainer.callbacks if one is not self]
         return {
             "loops": loops,
-            "world_size": trainer.world_size,
             "samples": self._samples(),
             "schedulers": [one.scheduler.state_dict() for one in trainer.lr_scheduler_configs],
             "callbacks": {one.state_key: kept for one in others if (kept := one.state_dict())},
@@ -256,16 +278,13 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
             "hooks": lightning_hooks.collect(trainer, self),
             "data": self._data,
             "accumulates": trainer.accumulate_grad_batches,
+            "metrics": _metrics_of(trainer),
         }
 
     def _restore(self, trainer: Any, progress: dict[str, Any]) -> None:
         self._refuse_samples(progress["samples"])
-        if self._batches is None and progress["world_size"] != trainer.world_size:
-            raise ValueError(
-                f"train_dataloader: want GlobalBatches as batch_sampler for a world of another size, got a loader with "
-                f"a state for {progress['world_size']} ranks in a world of {trainer.world_size}"
-            )
         self._accumulates = progress["accumulates"]
+        self._metrics = progress["metrics"]
         trainer.fit_loop.load_state_dict(progress["loops"])
         for config, kept in zip(trainer.lr_scheduler_configs, progress["schedulers"], strict=True):
             config.scheduler.load_state_dict(kept)
@@ -314,6 +333,15 @@ class _FromFile:
 def _progress_of(trainer: Any) -> Any:
     """Return how many batches were made ready, begun and ended over all epochs."""
     return trainer.fit_loop.epoch_loop.batch_progress.total
+
+
+def _metrics_of(trainer: Any) -> dict[str, Any]:
+    """Return the newest values of what was logged, and compute none: that may wait for other ranks."""
+    return _on(torch.device("cpu"), trainer._logger_connector._callback_metrics)
+
+
+def _on(device: torch.device, metrics: dict[str, Any]) -> dict[str, Any]:
+    return {name: torch.as_tensor(one).detach().to(device) for name, one in metrics.items()}
 
 
 def _write(progress: dict[str, Any]) -> str:

@@ -29,7 +29,9 @@ def main() -> None:
     script = Path(words[0])
     if not script.exists():
         raise SystemExit(f"python -m unbroken.nvrx: no script {words[0]!r} in {Path.cwd()}\n{USAGE}")
-    sys.path[0] = str(script.resolve().parent)
+    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
+        # Else the first one is of PYTHONPATH, and the script's folder is in none.
+        sys.path[0] = str(script.resolve().parent)
     runpy.run_path(words[0], run_name="__main__")
 
 
