@@ -17,6 +17,8 @@ _ROLE_LABEL = "unbroken.dev/role"
 _TOPOLOGY_ANNOTATION = "unbroken.dev/topology"
 _USUAL_XID = 79
 """The GPU has fallen off the bus."""
+_NEEDED = {"check": ("check",), "disk-full": ("path", "max_bytes")}
+"""Fields of an order without a usual value."""
 SHARED = ("oom", "partition")
 """Kinds that would hit more than the job where pods share a machine, as those of `unbroken run` do."""
 
@@ -232,6 +234,9 @@ def make_order(kind: FaultKind, identity: str, rank: int | None, given: Mapping[
             raise InputError(f"--{name.replace('_', '-')}: --fault {kind.name} takes {takes}")
     if not kind.is_order:
         return None
+    missing = [f"--{name.replace('_', '-')}" for name in _NEEDED.get(kind.name, ()) if given.get(name) is None]
+    if missing:
+        raise InputError(f"--fault {kind.name}: needs {' and '.join(missing)}")
     order = FaultOrder(id=identity, kind=kind.name, rank=rank, code=_USUAL_XID if kind.name == "xid" else 1)
     order = replace(order, **{name: value for name, value in given.items() if value is not None})
     try:

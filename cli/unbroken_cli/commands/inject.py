@@ -90,6 +90,8 @@ def _show(arguments: argparse.Namespace) -> tuple[list[str], Any]:
     kind = KINDS[arguments.fault]
     if arguments.wait is not None and kind.component != "trainer":
         raise InputError(f"--wait: {kind.name} interrupts nothing that would recover")
+    if arguments.local_rank is not None and not kind.is_of_worker:
+        raise InputError(f"--local-rank: {kind.name} hits no single worker")
     order = _order(kind, arguments)
     if arguments.url is not None:
         return _break_run(arguments, kind, order)

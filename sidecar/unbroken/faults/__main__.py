@@ -5,7 +5,6 @@ Prints what is done (exit code 0), or why nothing is (2).
 
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -46,7 +45,7 @@ def obey(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
             raise InputError(
                 f"{order.kind}: this pod has no watch; want health.mode Observe or Act (unbroken run --health)"
             )
-        return add_finding(folder, order, time.monotonic())
+        return add_finding(folder, order)
     if order.kind == "partition":
         return part(folder, order, needed(environment, "UNBROKEN_POD_IP"))
     return fill_disk(folder, order)

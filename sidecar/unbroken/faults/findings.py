@@ -1,13 +1,16 @@
 """Findings on purpose: a file in the pod's folder that the watch reads, in a pod that allows faults.
 
 Each has an end, on the clock that all processes of a host share. One that is over is passed over, and dropped when the
-next one is written.
+next one is written. Those who write take turns.
 """
 
 import contextlib
+import fcntl
 import json
 import os
-from collections.abc import Sequence
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +20,9 @@ from unbroken_core.vocabulary.errors import InputError
 MAX_FINDINGS = 8
 _MAX_BYTES = 64 << 10
 _NAME = "fault-findings.json"
+_LOCK = "fault-findings.lock"
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""The trainer may put anything in the place of a file, also a pipe that nobody writes to."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +36,7 @@ class OrderedFinding:
 def read_findings(folder: Path, now_s: float) -> tuple[OrderedFinding, ...]:
     """Return what counts now. Whatever else the file holds, as a trainer may write it, counts as nothing."""
     try:
-        with (folder / _NAME).open("rb") as file:
-            items = json.loads(file.read(_MAX_BYTES))
+        items = json.loads(_read(folder))
     except (OSError, ValueError, RecursionError):
         return ()
     found: list[OrderedFinding] = []
@@ -43,15 +48,39 @@ def read_findings(folder: Path, now_s: float) -> tuple[OrderedFinding, ...]:
     return tuple(found)
 
 
-def add_finding(folder: Path, order: FaultOrder, now_s: float) -> str:
+def _read(folder: Path) -> bytes:
+    with os.fdopen(os.open(folder / _NAME, os.O_RDONLY | _FLAGS), "rb") as file:
+        return file.read(_MAX_BYTES) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
+
+
+def add_finding(folder: Path, order: FaultOrder, clock: Callable[[], float] = time.monotonic) -> str:
     """Let the watch find this for a while; return what it will say. Raises InputError."""
-    active = read_findings(folder, now_s)
-    if any(each.order.id == order.id for each in active):
-        return "this order was carried out before; nothing was done again"
-    if len(active) >= MAX_FINDINGS:
-        raise InputError(f"{order.kind}: want at most {MAX_FINDINGS} findings on purpose at a time; nothing was done")
-    _write(folder, (*active, OrderedFinding(order, now_s + order.seconds)))
+    with _turn(folder):
+        # Only now: by an earlier look at the clock, what another has just written would end too late to count.
+        now_s = clock()
+        active = read_findings(folder, now_s)
+        if any(each.order.id == order.id for each in active):
+            return "this order was carried out before; nothing was done again"
+        if len(active) >= MAX_FINDINGS:
+            raise InputError(
+                f"{order.kind}: want at most {MAX_FINDINGS} findings on purpose at a time; nothing was done"
+            )
+        _write(folder, (*active, OrderedFinding(order, now_s + order.seconds)))
     return f"{order.kind}: the watch finds it within seconds, for {order.seconds:g} s; nothing is broken"
+
+
+@contextlib.contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Keep others from writing between this look and this write. Raises InputError."""
+    try:
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}; nothing was done") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _write(folder: Path, found: Sequence[OrderedFinding]) -> None:

@@ -156,6 +156,17 @@ def test_an_order_goes_to_the_module_of_the_pods_own_release() -> None:
         make_order(KINDS["kill"], "0123456789abcdef", None, {"code": 3})
 
 
+def test_an_option_that_a_fault_needs_or_cannot_use_is_named() -> None:
+    identity = "0123456789abcdef"
+    with pytest.raises(InputError, match=r"^--fault check: needs --check$"):
+        make_order(KINDS["check"], identity, None, {"check": None})
+    with pytest.raises(InputError, match=r"^--fault disk-full: needs --path and --max-bytes$"):
+        make_order(KINDS["disk-full"], identity, None, {"path": None})
+    arguments = inject.parser().parse_args(["job", "--fault", "check", "--check", "a", "--local-rank", "1", "--yes"])
+    with pytest.raises(InputError, match=r"^--local-rank: check hits no single worker$"):
+        inject._show(arguments)
+
+
 def test_a_pod_with_the_network_of_its_node_is_not_cut_off() -> None:
     pod = a_pod("digits-0")
     pod["spec"]["hostNetwork"] = True

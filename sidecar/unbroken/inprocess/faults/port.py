@@ -24,13 +24,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
-from unbroken.faults.worker_socket import MESSAGE_S, is_same_user, listen, read_line, send_line
+from unbroken.faults.worker_socket import MESSAGE_S, is_gone, is_same_user, listen, read_line, send_line
+from unbroken.inprocess.exception import InternalError
 from unbroken.inprocess.faults import acts
 from unbroken.inprocess.faults.slowness import Slowness
 from unbroken.inprocess.interruption.gate import Gate, is_unraisable
-from unbroken.inprocess.interruption.signals import unused_signal
+from unbroken.inprocess.interruption.signals import give_back, is_blocked, unused_signal
 from unbroken.inprocess.pod.environment import PodContext
 from unbroken.inprocess.pod.progress import ProgressSlot
+from unbroken_core.pod import fault_orders
 from unbroken_core.pod.fault_orders import WORKER, FaultOrder, read_order
 from unbroken_core.vocabulary.errors import InputError
 
@@ -40,9 +42,9 @@ PATIENCE_S = 20.0
 """A main thread that runs no line of the script for this long keeps its order from being done."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 _CLOSE_S = 5.0
+_LOOK_S = 1.0
 _MAX_KNOWN = 64
-_LIBRARY = str(Path(__file__).parents[2]) + os.sep
-_TORCH = f"{os.sep}torch{os.sep}"
+_LIBRARY = tuple(str(folder) + os.sep for folder in (Path(__file__).parents[2], Path(fault_orders.__file__).parents[1]))
 _STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
@@ -73,8 +75,19 @@ class _Strike:
     def __init__(self, act: Callable[[], None]) -> None:
         self.act = act
         self.is_taken = threading.Event()
-        self.is_told = threading.Event()
-        """Set once who ordered it knows: then it may happen."""
+        self.is_settled = threading.Event()
+        """Set once who ordered it knows, or has gone."""
+        self.is_meant = False
+
+    def settle(self, is_meant: bool) -> None:
+        """Let it happen, or drop it."""
+        self.is_meant = is_meant
+        self.is_settled.set()
+
+
+def _begin(act: Callable[[], object], is_meant: bool) -> None:
+    if is_meant:
+        act()
 
 
 class FaultPort:
@@ -102,8 +115,15 @@ class FaultPort:
         except OSError as error:
             logger.warning("takes no faults: folder=%s error=%s", self._place.folder, error)
             return
-        self._signal_number = unused_signal()
+        try:
+            self._signal_number = unused_signal()
+        except InternalError as error:
+            logger.warning("takes no faults: error=%s", error)
+            self._server.close()
+            self._server = None
+            return
         signal.signal(self._signal_number, self._on_signal)
+        self._known.extend(self._read_known())
         self._thread.start()
         logger.warning("takes faults on purpose from who may exec into this pod: local_rank=%d", self._place.local_rank)
 
@@ -120,8 +140,8 @@ class FaultPort:
         self._thread.join(_CLOSE_S)
         self._server.close()
         self._server = None
-        if not self._thread.is_alive():
-            signal.signal(self._signal_number, signal.SIG_DFL)
+        if not self._thread.is_alive() and self._has_signal():
+            give_back(self._signal_number)
 
     def forget(self) -> None:
         """Take none in a forked child."""
@@ -157,13 +177,18 @@ class FaultPort:
                     logger.debug("order not read: error=%s", error)
 
     def _receive(self, connection: socket.socket) -> None:
-        connection.settimeout(MESSAGE_S)
         if not is_same_user(connection):
             send_line(connection, refused="want an order of this worker's own user")
             return
         try:
             order = read_order(read_line(connection))
-            done, go = self._obey(order)
+            if is_gone(connection):
+                logger.warning("fault on purpose withdrawn by who ordered it: kind=%s id=%s", order.kind, order.id)
+                return
+            done, settle = self._obey(order)
+        except TimeoutError:
+            send_line(connection, refused=f"want an order within {MESSAGE_S:.0f} s, got none; nothing was done")
+            return
         except InputError as error:
             send_line(connection, refused=str(error))
             return
@@ -172,13 +197,36 @@ class FaultPort:
             send_line(connection, refused=f"{type(error).__name__}: {error}")
             return
         logger.warning("fault on purpose: kind=%s id=%s: %s", order.kind, order.id, done)
+        is_meant = False
         try:
             send_line(connection, done=done)
+            is_meant = True
         finally:
-            go()
+            # Who ordered it and has gone says that nothing was done.
+            if is_meant:
+                self._note(order.id)
+            settle(is_meant)
 
-    def _obey(self, order: FaultOrder) -> tuple[str, Callable[[], None]]:
-        """Return what is done, and what lets it happen. Raises InputError when it is not."""
+    @property
+    def _known_file(self) -> Path:
+        return self._place.folder / f"fault-{self._place.local_rank}.known"
+
+    def _read_known(self) -> list[str]:
+        """Return what earlier processes of this worker have done: an exit is not to be repeated by the next one."""
+        try:
+            return self._known_file.read_text().split()[-_MAX_KNOWN:]
+        except (OSError, ValueError):
+            return []
+
+    def _note(self, order: str) -> None:
+        self._known.append(order)
+        try:
+            self._known_file.write_text("\n".join(self._known))
+        except OSError as error:
+            logger.warning("order not noted, another process may do it again: id=%s error=%s", order, error)
+
+    def _obey(self, order: FaultOrder) -> tuple[str, Callable[[bool], None]]:
+        """Return what is done, and what lets it happen, or not. Raises InputError when it is not."""
         if order.kind not in WORKER:
             raise InputError(f"kind: want one of {', '.join(WORKER)} of a worker, got {order.kind!r}")
         rank = self._call.active_rank
@@ -189,9 +237,7 @@ class FaultPort:
             raise InputError(f"rank: this worker {now}, want rank {order.rank}; nothing was done")
         self._check_inside()
         who = f"rank {rank}, iteration {self._call.iteration}, process {self._pid}"
-        go = self._begin(order)
-        self._known.append(order.id)
-        return f"{order.kind}: {who}", go
+        return f"{order.kind}: {who}", self._prepare(order)
 
     def _check_inside(self) -> None:
         if not (self._call.is_in_function and self._gate.is_inside):
@@ -200,14 +246,14 @@ class FaultPort:
                 "done; nothing was done"
             )
 
-    def _begin(self, order: FaultOrder) -> Callable[[], None]:
+    def _prepare(self, order: FaultOrder) -> Callable[[bool], None]:
         match order.kind:
             case "exit":
-                return partial(os._exit, order.code)
+                return partial(_begin, partial(os._exit, order.code))
             case "slow":
-                return self._begin_slow(order)
+                return partial(_begin, self._prepare_slow(order))
             case "oom":
-                return self._begin_oom(order)
+                return partial(_begin, self._prepare_oom(order))
             case "mismatch":
                 return self._strike(partial(_call_another, acts.group_of_many()))
             case "hang-gil":
@@ -215,17 +261,19 @@ class FaultPort:
             case _:
                 return self._strike(partial(_raise, order.id))
 
-    def _begin_slow(self, order: FaultOrder) -> Callable[[], None]:
+    def _prepare_slow(self, order: FaultOrder) -> Callable[[], None]:
         iteration, now_s = self._call.iteration, time.monotonic()
         if not self._call.is_pinged:
             raise InputError("slow: want a script that calls ping() after each step, got no ping in this iteration")
         if self._slowness is not None and self._slowness.holds(iteration, now_s):
             raise InputError(f"slow: order {self._slowness.order.id} still holds; nothing was done")
-        self._slowness = Slowness(order, iteration, now_s + order.seconds)
-        self._progress.want_care()
-        return _nothing
+        return partial(self._be_slow, Slowness(order, iteration, now_s + order.seconds))
 
-    def _begin_oom(self, order: FaultOrder) -> Callable[[], None]:
+    def _be_slow(self, slowness: Slowness) -> None:
+        self._slowness = slowness
+        self._progress.want_care()
+
+    def _prepare_oom(self, order: FaultOrder) -> Callable[[], None]:
         if self._ballast is not None and self._ballast.is_alive():
             raise InputError("oom: memory is being taken already; nothing was done")
         limit_bytes = acts.memory_limit()
@@ -234,27 +282,38 @@ class FaultPort:
         )
         return self._ballast.start
 
-    def _strike(self, act: Callable[[], None]) -> Callable[[], None]:
-        """Let the main thread take an act; return what lets it happen. Raises InputError when it does not."""
+    def _strike(self, act: Callable[[], None]) -> Callable[[bool], None]:
+        """Let the main thread take an act; return what lets it happen, or not. Raises InputError when it does not."""
         strike, iteration, main = _Strike(act), self._call.iteration, threading.main_thread().ident
         self._due.append(strike)
         pause_s, until_s = _FIRST_PAUSE_S, time.monotonic() + PATIENCE_S
         while main is not None and time.monotonic() < until_s and self._call.iteration == iteration:
-            if not self._gate.is_inside:
+            if not self._gate.is_inside or not self._has_signal():
                 break
             signal.pthread_kill(main, self._signal_number)
             if strike.is_taken.wait(pause_s):
-                return strike.is_told.set
+                return strike.settle
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         try:
             self._due.remove(strike)
         except ValueError:
             # The main thread has just taken it.
-            return strike.is_told.set
+            return strike.settle
         self._check_inside()
-        raise InputError(
+        raise InputError(f"{self._why_not()}; nothing was done")
+
+    def _has_signal(self) -> bool:
+        # A script may take each signal that it likes; what it does with it must not be done by us.
+        return signal.getsignal(self._signal_number) == self._on_signal
+
+    def _why_not(self) -> str:
+        if not self._has_signal():
+            return f"the script has taken signal {self._signal_number}, by which the main thread of this worker is told"
+        if is_blocked(self._signal_number):
+            return f"the main thread of this worker blocks signal {self._signal_number}, by which it is told"
+        return (
             f"the main thread of this worker ran no line of the script in {PATIENCE_S:.0f} s: it waits in a collective "
-            "or other C code; nothing was done"
+            "or other C code"
         )
 
     # ------------------------------------------------------------------------------------------ the main thread
@@ -300,8 +359,10 @@ class FaultPort:
         except IndexError:
             return  # It was withdrawn.
         strike.is_taken.set()
-        strike.is_told.wait(MESSAGE_S)
-        strike.act()
+        while not strike.is_settled.wait(_LOOK_S) and self._thread.is_alive():
+            pass
+        if strike.is_meant:
+            strike.act()
 
     def _is_breakable(self, frame: FrameType | None) -> bool:
         is_inside = self._call.is_in_function and self._gate.is_inside
@@ -313,17 +374,23 @@ def _script_frame(frame: FrameType | None) -> tuple[FrameType | None, bool]:
 
     None where that frame is this library's: it is not broken.
     """
-    is_innermost = True
+    is_innermost, torch = True, _torch_folder()
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(_LIBRARY):
             return None, False
-        if _TORCH in file:
+        if torch and file.startswith(torch):
             is_innermost = False
         elif not file.startswith(("<frozen ", _STANDARD)) or any(part in file for part in _PACKAGES):
             return frame, is_innermost
         frame = frame.f_back
     return None, False
+
+
+def _torch_folder() -> str:
+    """Return the path of torch with a separator; nothing where it is not imported. A script may lie in a `torch`."""
+    file = getattr(sys.modules.get("torch"), "__file__", None)
+    return f"{Path(file).parent}{os.sep}" if file else ""
 
 
 def _raise(order: str) -> NoReturn:
@@ -335,5 +402,5 @@ def _call_another(dist: Any) -> None:
     dist.barrier()
 
 
-def _nothing() -> None:
+def _nothing(_is_meant: bool) -> None:
     return

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from unbroken.inprocess.interruption.signals import unused_signal
+from unbroken.inprocess.interruption.signals import give_back, unused_signal
 
 FIRST_INTERVAL_S = 0.02
 """Pause between two signals; doubled each time, up to LONGEST_INTERVAL_S."""
@@ -75,7 +75,7 @@ class Gate:
     def uninstall(self) -> None:
         """Give the signal back. The thread that calls `force_out` must have ended."""
         if self._signal_number:
-            signal.signal(self._signal_number, signal.SIG_DFL)
+            give_back(self._signal_number)
             self._signal_number = 0
 
     def forget(self) -> None:

@@ -1,6 +1,9 @@
 """What the watch finds because somebody ordered it: as the check would say it, for a while, and as what it is."""
 
 import json
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,9 +47,9 @@ def test_an_xid_means_what_it_means_of_the_driver(code: int, verdict: Verdict) -
 
 def test_a_finding_ends_with_its_seconds_and_the_same_order_is_one(tmp_path: Path) -> None:
     assert read_findings(tmp_path, 100.0) == ()
-    assert "for 30 s; nothing is broken" in add_finding(tmp_path, XID, 100.0)
-    assert add_finding(tmp_path, XID, 110.0) == "this order was carried out before; nothing was done again"
-    add_finding(tmp_path, LINK, 110.0)
+    assert "for 30 s; nothing is broken" in add_finding(tmp_path, XID, lambda: 100.0)
+    assert add_finding(tmp_path, XID, lambda: 110.0) == "this order was carried out before; nothing was done again"
+    add_finding(tmp_path, LINK, lambda: 110.0)
     assert read_findings(tmp_path, 129.9) == (OrderedFinding(XID, 130.0), OrderedFinding(LINK, 170.0))
     assert read_findings(tmp_path, 130.0) == (OrderedFinding(LINK, 170.0),)
     assert read_findings(tmp_path, 10.0) == (), "of before the host was started again"
@@ -54,10 +57,10 @@ def test_a_finding_ends_with_its_seconds_and_the_same_order_is_one(tmp_path: Pat
 
 def test_more_findings_than_a_few_are_refused(tmp_path: Path) -> None:
     for number in range(MAX_FINDINGS):
-        add_finding(tmp_path, replace(LINK, id=f"{number:016x}"), 0.0)
+        add_finding(tmp_path, replace(LINK, id=f"{number:016x}"), lambda: 0.0)
     with pytest.raises(InputError, match="want at most 8 findings on purpose at a time; nothing was done"):
-        add_finding(tmp_path, XID, 1.0)
-    add_finding(tmp_path, XID, 61.0)
+        add_finding(tmp_path, XID, lambda: 1.0)
+    add_finding(tmp_path, XID, lambda: 61.0)
 
 
 @pytest.mark.parametrize(
@@ -87,3 +90,31 @@ def test_a_pod_without_a_watch_or_without_consent_finds_nothing_on_purpose(tmp_p
     assert obey([write_order(XID)], allowed).startswith("xid: ")
     assert [read_config(each).allows_faults for each in (place, allowed)] == [False, True]
     assert not is_free(INJECTED)
+
+
+def test_of_many_orders_at_once_each_that_is_told_to_be_done_is_found(tmp_path: Path) -> None:
+    def order(number: int) -> bool:
+        try:
+            return "the watch finds it" in add_finding(tmp_path, replace(XID, id=f"{number:016x}"))
+        except InputError as error:
+            return "want at most 8 findings" not in str(error)
+
+    with ThreadPoolExecutor(32) as pool:
+        done = [number for number, is_done in enumerate(pool.map(order, range(64))) if is_done]
+    found = read_findings(tmp_path, time.monotonic())
+    assert sorted(int(each.order.id, 16) for each in found) == done
+    assert len(done) == MAX_FINDINGS
+
+
+@pytest.mark.timeout(60)
+def test_neither_a_pipe_nor_a_link_in_the_place_of_the_file_holds_the_watch_up(tmp_path: Path) -> None:
+    add_finding(tmp_path, XID, lambda: 0.0)
+    file = tmp_path / "fault-findings.json"
+    file.rename(tmp_path / "other")
+    file.symlink_to("other")
+    assert read_findings(tmp_path, 1.0) == ()
+    file.unlink()
+    os.mkfifo(file)
+    assert read_findings(tmp_path, 1.0) == ()
+    add_finding(tmp_path, LINK, lambda: 1.0)
+    assert [each.order.kind for each in read_findings(tmp_path, 2.0)] == ["link-down"]
