@@ -44,7 +44,10 @@ FAILED_BEFORE = (
     330202,
     334108,
     336278,
+    356372,
     356784,
+    361800,
+    362236,
 )
 """Seeds that have shown a fault of the product or of the simulation once, and are run every time."""
 

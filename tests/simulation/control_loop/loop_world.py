@@ -30,7 +30,7 @@ from unbroken_core.coordinator.events import Event, Observed
 from unbroken_core.protocol.messages import JobStatus, Observation
 from unbroken_core.protocol.wire import settings_from_json
 from unbroken_core.ranks.rules import Rules
-from unbroken_core.vocabulary.reasons import JobPhase, Role
+from unbroken_core.vocabulary.reasons import JobPhase, Role, WorkerPhase
 from unbroken_operator.api import layout
 
 MAX_STEPS = 400_000
@@ -171,6 +171,8 @@ class ControlLoopWorld(World):
         def end() -> None:
             if pod.is_alive:
                 pod.is_alive = False
+                for worker in pod.workers:
+                    worker.phase = WorkerPhase.GONE  # Of a spare that was told to end, and got a rank meanwhile.
                 if pod.connection is not None:
                     self.break_connection(pod.connection)
                 self.machines.ended(pod.uid, 0 if all_well else 1)

@@ -151,6 +151,8 @@ class RendezvousPods:
                 # To a coordinator that hears nobody, all pods look lost.
                 self.world.guilty_pods.update(self.world.pods)
                 self.world.break_all_connections()
+            if not is_on and not process.stands_by and self.leader is None:
+                self._lead(process)  # It never ceased to, when another one was told to lead meanwhile, and has ended.
             self.notify()
 
     # --------------------------------------------------------------------------------------------------- its listeners

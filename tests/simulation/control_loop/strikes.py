@@ -176,6 +176,7 @@ def _isolate(world: ControlLoopWorld, machine: Machine, *, is_on: bool) -> None:
             world.guilty_pods.add(pod.uid)
             pod.cut_off("both")
         elif pod is not None and not is_on:
+            world.guilty_pods.add(pod.uid)  # Also one that came while its machine was cut off: its connection breaks.
             pod.mend()
         world.rendezvous.isolate(container.uid, is_on=is_on)
 
