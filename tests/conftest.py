@@ -26,6 +26,7 @@ NEEDS = {
     "chromium": r"\bchromium\b",
     "netns": r"network namespaces",
     "gpu": r"\bGPUs?\b",
+    "root": r"\bonly root\b",
 }
 """Pattern that finds each need in the reason of a skip."""
 
