@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -455,12 +456,12 @@ def test_a_held_gil_lets_no_other_thread_run_and_ends_in_time() -> None:
     with ThreadPoolExecutor(1) as pool:
         pool.submit(tick)
         wait_until(lambda: len(ticks) > 2, "the other thread")
-        began_s = time.monotonic()
         acts.hold_gil(0.5)
-        ended_s = time.monotonic()
+        num_before = len(ticks)
+        wait_until(lambda: len(ticks) > num_before, "the other thread again")
         is_over.set()
-    assert ended_s - began_s >= 0.5
-    assert not [tick for tick in ticks if began_s + 0.1 < tick < began_s + 0.4]
+    # A machine that is busy only makes pauses longer.
+    assert max(later - earlier for earlier, later in pairwise(ticks)) > 0.49
 
 
 def test_nothing_of_it_is_loaded_where_no_faults_are_allowed() -> None:

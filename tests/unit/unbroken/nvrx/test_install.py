@@ -82,7 +82,6 @@ def test_command_runs_script_or_module_as_the_interpreter_would(tmp_path: Path, 
     assert (done.stdout, done.returncode) == ("__main__ ['--steps', '3'] beside\n", 0), done.stderr
 
 
-@pytest.mark.skipif(not hasattr(sys.flags, "safe_path"), reason="Python 3.11 is the first that has a safe path")
 def test_command_leaves_the_path_as_it_is_where_it_is_safe(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("HERE = 'beside'\n")
     (tmp_path / "scripts").mkdir()
