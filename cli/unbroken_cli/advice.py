@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from shlex import quote
 
 from unbroken_cli.job import ConditionRecord, FaultSummary, JobRecord, moment
+from unbroken_core.recovery.hangs import LINKS, MISTAKE
 from unbroken_core.vocabulary.alert_thresholds import STORM_RECOVERIES, STORM_S
 from unbroken_core.vocabulary.plurals import agreed, counted
 from unbroken_core.vocabulary.reasons import Cause
@@ -60,6 +61,9 @@ _CAUSES = {
     "soft-timeout": "if steps may take this long, raise timeouts.softSeconds; else find where {who} stood still",
     "log-rule": "see what {who} printed before the line that the rule is about",
     "hang by a log rule": "if the line may take this long, raise the rule's seconds; else see where {who} stood still",
+    "hang by a mistake": "let all ranks call the same collectives of a group in the same order; no timeout helps",
+    "hang by links": "test the links between these ranks (unbroken preflight, NCCL's log); if the collective may take "
+    "this long, raise timeouts.softSeconds",
     "hard-timeout": "find what {who} does that cannot be interrupted; its log ends there",
     "process-signal": "signal 9: compare the pod's memory limit with its use; others: a crash in native code",
     "process-exit": "read the end of the log of the rank",
@@ -73,6 +77,16 @@ _CAUSES = {
 }
 """By cause, what to look at. An exception explains itself, and a deletion was on purpose."""
 
+_CAUSES_ON_ONE_MACHINE = {
+    "unhealthy": "have the device that the health check of {who} tried checked",
+    "device-fault": "have the device or link that the message names checked",
+    "straggler": "see what {who} has to do that others do not: all pods share the cores of this machine",
+    "heartbeat-lost": "see what stopped the pod's agent or took its processor: all pods share this machine",
+    "pod-lost": "see what ended the pod's agent: the output of `unbroken run` says how",
+}
+"""The same, where all pods are processes of `unbroken run`: it has no node to check or to compare."""
+_NODE_OF_ONE_MACHINE = re.compile(r"local-\d+")
+"""What `unbroken run` calls the node of a pod without domains."""
 
 _ON_PURPOSE = ("pod-leaving", "capacity-returned")
 """Causes that are no faults: the log of such a pod explains nothing."""
@@ -106,14 +120,31 @@ def next_steps(job: JobRecord, now: datetime) -> tuple[str, ...]:
 def fault_steps(job: JobRecord, fault: FaultSummary) -> list[str]:
     """Return how to look into one fault."""
     steps = []
-    by_rule = fault.cause == Cause.SOFT_TIMEOUT and fault.detail.startswith("log rule ")
-    words = _CAUSES.get("hang by a log rule" if by_rule else fault.cause)
+    words = _words(job, fault)
     if words is not None and (fault.node or "{node}" not in words):
         who = "each rank, as listed in the fault," if fault.rank is None else f"rank {fault.rank}"
         steps.append(_with_options(job, words.format(who=who, node=quote(fault.node))))
     if fault.pod and job.namespace and fault.cause not in _ON_PURPOSE:
         steps.append(f"{_kubectl(job)} logs {quote(fault.pod)} -c {quote(job.container)} --tail=100   {_STILL_THERE}")
     return steps
+
+
+def _words(job: JobRecord, fault: FaultSummary) -> str | None:
+    if fault.cause == Cause.SOFT_TIMEOUT:
+        # What is known of a hang says more than which clock has found it.
+        if MISTAKE in fault.detail:
+            return _CAUSES["hang by a mistake"]
+        if LINKS in fault.detail:
+            return _CAUSES["hang by links"]
+        if fault.detail.startswith("log rule "):
+            return _CAUSES["hang by a log rule"]
+    on_one_machine = _CAUSES_ON_ONE_MACHINE if _is_of_one_machine(job, fault.node) else {}
+    return on_one_machine.get(fault.cause, _CAUSES.get(fault.cause))
+
+
+def _is_of_one_machine(job: JobRecord, node: str) -> bool:
+    """Whether a node is but a name of `unbroken run`, which a job that was read from a cluster never has."""
+    return not job.namespace and _NODE_OF_ONE_MACHINE.fullmatch(node) is not None
 
 
 def _with_options(job: JobRecord, step: str) -> str:
@@ -330,5 +361,13 @@ def _node_steps(job: JobRecord) -> Iterator[str]:
     blamed = Counter(fault.node for fault in on_nodes if fault.cause != Cause.POD_LEAVING)
     for node, count in blamed.most_common(1):
         if count >= MIN_FAULTS_OF_A_BAD_NODE and num_nodes > 1 and count * 2 > len(job.faults):
-            share = f"{count} of the last {len(job.faults)} faults"
-            yield f"kubectl cordon {quote(node)}   (it was the culprit's node in {share})"
+            yield _avoid(job, node, f"the culprit's {{}} in {count} of the last {len(job.faults)} faults")
+
+
+def _avoid(job: JobRecord, node: str, was: str) -> str:
+    if job.namespace:
+        return f"kubectl cordon {quote(node)}   (it was {was.format('node')})"
+    if _is_of_one_machine(job, node):
+        return f"see what only the pod at {node} has to do: it was {was.format('place')}, and all share this machine"
+    # A rendezvous does not say where its pods come from.
+    return f"leave {node} out, on Kubernetes by kubectl cordon {quote(node)}   (it was {was.format('node')})"

@@ -25,6 +25,10 @@ from unbroken_core.protocol.messages import Activity
 from unbroken_core.recovery.collectives import Collective, Gap, Waits, find_waits
 from unbroken_core.vocabulary.reasons import Doing
 
+MISTAKE = "the script's mistake, no machine's"
+"""Begins the sentence about ranks that would wait for each other on every machine."""
+LINKS = "look at the links"
+"""In a sentence that leaves no rank, but what is between them."""
 MAX_GROUPS = 8
 """Groups of ranks with one activity that a sentence lists."""
 MAX_COLLECTIVES = 4
@@ -214,26 +218,26 @@ def _mismatch_text(collective: Collective) -> str:
     shown = list(collective.names.items())[:MAX_GROUPS]
     began = ", ".join(f"{_numbers(ranks)} {name}" for name, ranks in shown)
     which = f"collective {collective.number} of group {collective.group!r}"
-    return f"the script's mistake, no machine's: as {which} began {began}"
+    return f"{MISTAKE}: as {which} began {began}"
 
 
 def _circle_text(waits: Waits) -> str:
     circle = frozenset(waits.circle)
     gaps = [gap for gap in waits.gaps if not circle.isdisjoint(gap.waiting)]
-    return f"the script's mistake, no machine's: ranks wait for each other in a circle{_gaps_text(gaps)}"
+    return f"{MISTAKE}: ranks wait for each other in a circle{_gaps_text(gaps)}"
 
 
 def _left_behind_text(collective: Collective, behind: Sequence[Witness]) -> str:
     who, num = _numbers([witness.rank for witness in behind]), len(collective.ended)
     others = "1 other" if num == 1 else f"{num} others"
     waited = f"{who} waited for {max(map(_idle_s, behind)):.0f} s in {_collective(collective)}"
-    return f"{waited}, which has ended for {others}: look at the links there"
+    return f"{waited}, which has ended for {others}: {LINKS} there"
 
 
 def _links_text(stuck: Sequence[Collective]) -> str:
     shown = ", ".join(f"{_numbers(each.inside)} in {_collective(each)}" for each in stuck[:MAX_COLLECTIVES])
     more = f", {len(stuck) - MAX_COLLECTIVES} more" if len(stuck) > MAX_COLLECTIVES else ""
-    return f"no rank: all members have begun what does not end: {shown}{more}: look at the links between them"
+    return f"no rank: all members have begun what does not end: {shown}{more}: {LINKS} between them"
 
 
 def _unread_text(waits: Waits) -> str:

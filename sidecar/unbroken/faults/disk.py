@@ -4,7 +4,7 @@ However that process ends, with its time, with the pod or by a signal, the kerne
 clean up. It holds a lock meanwhile, so that one file system of a pod is full at a time.
 """
 
-import contextlib
+import errno
 import fcntl
 import os
 import select
@@ -22,6 +22,12 @@ _FILL_S = 40.0
 _LOOK_S = 1.0
 """Between two looks at whether the pod is still there."""
 _ROOT = Path("/")
+_ENDS = {
+    errno.ENOSPC: "full",
+    errno.EDQUOT: "a quota is used up, and the file system has room for who is not under it",
+    errno.EFBIG: "not full: a file may not be larger here",
+}
+"""By what the kernel refused, what there is now."""
 
 
 def fill_disk(folder: Path, order: FaultOrder) -> str:
@@ -99,8 +105,7 @@ def _hold(folder: Path, path: Path, order: FaultOrder, writer: int) -> None:
         os.dup2(nothing, descriptor)
     try:
         file = os.open(path, os.O_TMPFILE | os.O_WRONLY, 0o600)
-        written = _fill(file, order.max_bytes, until_s)
-        os.write(writer, f"full, {written} bytes were written".encode())
+        os.write(writer, _fill(file, order.max_bytes, until_s).encode())
     except OSError as error:
         os.write(writer, f"!{error.strerror}; nothing was done".encode())
         return
@@ -109,15 +114,21 @@ def _hold(folder: Path, path: Path, order: FaultOrder, writer: int) -> None:
         time.sleep(_LOOK_S)
 
 
-def _fill(file: int, max_bytes: int, until_s: float) -> int:
-    """Write until there is no room, or as much as is allowed; return how much that was."""
-    block, written = bytes(_BLOCK_BYTES), 0
-    while written < max_bytes and time.monotonic() < until_s:
-        with contextlib.suppress(OSError):
-            written += os.write(file, block[: max_bytes - written])
-            continue
-        if len(block) == 1:
+def _fill(file: int, max_bytes: int, until_s: float) -> str:
+    """Write until there is no room, or as much as is allowed; return what ended it, and how much that was."""
+    block, written, end = bytes(_BLOCK_BYTES), 0, "not full yet"
+    while time.monotonic() < until_s:
+        if written >= max_bytes:
+            room = os.fstatvfs(file)
+            left = room.f_bavail * room.f_frsize
+            end = f"not full: --max-bytes are written, {left} bytes are free" if left else _ENDS[errno.ENOSPC]
             break
-        # The last corner of it is smaller than a block.
-        block = block[: len(block) // 16 or 1]
-    return written
+        try:
+            written += os.write(file, block[: max_bytes - written])
+        except OSError as error:
+            if len(block) == 1:
+                end = _ENDS.get(error.errno or 0, f"not full: {error.strerror}")
+                break
+            # The last corner of it is smaller than a block.
+            block = block[: len(block) // 16 or 1]
+    return f"{end}, {written} bytes were written"

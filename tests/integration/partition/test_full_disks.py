@@ -1,7 +1,9 @@
 """A file system that is full on purpose: a small one in a namespace of its own, which needs root as partitions do."""
 
 import contextlib
+import errno
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 from tests.waiting import wait_until
 
 from unbroken.faults.__main__ import obey
+from unbroken.faults.disk import _fill
 from unbroken_core.pod.fault_orders import ALLOW, FaultOrder, write_order
 from unbroken_core.vocabulary.errors import InputError
 
@@ -98,3 +101,39 @@ def test_a_disk_that_is_not_the_jobs_own_is_not_filled(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=message):
             obey([write_order(an_order(path, max_bytes=1 << 40))], place)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("refused", "said"),
+    [
+        pytest.param(errno.ENOSPC, "full, 2000 bytes were written", id="full"),
+        pytest.param(
+            errno.EDQUOT,
+            "a quota is used up, and the file system has room for who is not under it, 2000 bytes were written",
+            id="quota",
+        ),
+        pytest.param(errno.EFBIG, "not full: a file may not be larger here, 2000 bytes were written", id="file limit"),
+        pytest.param(errno.EIO, "not full: Input/output error, 2000 bytes were written", id="another error"),
+    ],
+)
+def test_what_is_said_of_a_disk_is_what_ended_the_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int, said: str
+) -> None:
+    room = 2000
+
+    def write(_file: int, block: bytes) -> int:
+        nonlocal room
+        if len(block) > room:
+            raise OSError(refused, os.strerror(refused))
+        room -= len(block)
+        return len(block)
+
+    monkeypatch.setattr(os, "write", write)
+    with (tmp_path / "file").open("wb") as file:
+        assert _fill(file.fileno(), 1 << 30, float("inf")) == said
+
+
+def test_a_disk_that_got_room_meanwhile_is_not_called_full(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        said = _fill(file.fileno(), 5000, float("inf"))
+    assert re.fullmatch(r"not full: --max-bytes are written, [1-9]\d* bytes are free, 5000 bytes were written", said)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from unbroken.run.flags import in_flags
-from unbroken_cli.advice import _OPTIONS, next_steps
+from unbroken_cli.advice import _CAUSES_ON_ONE_MACHINE, _OPTIONS, fault_steps, next_steps
 from unbroken_cli.commands.framework import _only
 from unbroken_cli.commands.why import find_fault
 from unbroken_cli.errors import CommandError
@@ -17,6 +17,7 @@ from unbroken_cli.sources.from_cluster import job_from_objects
 from unbroken_cli.sources.from_rendezvous import job_from_status
 from unbroken_cli.text import age, faultless_lines, list_lines, status_lines, timeline_lines, why_lines
 from unbroken_core.protocol.messages import JobStatus, Recovery
+from unbroken_core.recovery.hangs import LINKS, MISTAKE
 from unbroken_core.vocabulary.errors import InputError
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, Rung
 
@@ -150,6 +151,42 @@ def test_no_node_is_blamed_for_pods_that_were_deleted_or_moved() -> None:
     deleted = [record(number, cause="pod-leaving", pod=f"digits-{number}") for number in (1, 2)]
     lines = status_lines(job_of(running(history=[*deleted, record(3, node="node-b")])), NOW)
     assert not any("cordon" in line for line in lines), lines
+
+
+def a_run(*history: dict[str, Any]) -> JobRecord:
+    """Return a job that was asked at its rendezvous, as one of `unbroken run` is."""
+    return replace(job_of(running(history=list(history))), namespace="")
+
+
+@pytest.mark.parametrize("cause", sorted(_CAUSES_ON_ONE_MACHINE))
+def test_no_node_is_to_be_looked_at_where_all_pods_are_processes_of_one_machine(cause: str) -> None:
+    again = [record(1, cause=cause, node="local-1"), record(2, cause=cause, node="local-1")]
+    job = a_run(record(3, node="local-2"), *again)
+    text = "\n".join((*next_steps(job, NOW), *fault_steps(job, job.faults[-1])))
+    assert "cordon" not in text
+    assert "node local-1" not in text
+    assert "see what only the pod at local-1 has to do: it was the culprit's place in 2 of the last 3 faults" in text
+
+
+def test_a_node_of_which_nobody_says_whose_it_is_is_left_out() -> None:
+    job = a_run(record(1), record(2), record(3, node="node-b"))
+    assert any("leave node-a out, on Kubernetes by kubectl cordon node-a" in step for step in next_steps(job, NOW))
+
+
+@pytest.mark.parametrize("by", ["", "log rule loss: no line has matched for 600 s; "])
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        pytest.param(f"{MISTAKE}: ranks wait", "let all ranks call the same collectives", id="mistake"),
+        pytest.param(f"no rank: all have begun it: {LINKS} between them", "test the links between", id="links"),
+    ],
+)
+def test_a_hang_that_is_understood_is_answered_by_what_it_is(by: str, said: str, advice: str) -> None:
+    job = job_of(running(history=[record(1, cause="soft-timeout")]))
+    fault = replace(job.faults[0], detail=by + said)
+    (step, _log) = fault_steps(job, fault)
+    assert step.startswith(advice)
+    assert not step.startswith("if steps may take this long")
 
 
 POSTED = "3 of 4 training pods run; the API server refused digits-3: POST /api/v1/namespaces/ml/pods:"
