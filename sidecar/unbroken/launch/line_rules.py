@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from unbroken_core.conventions.printable import printable
 from unbroken_core.pod.pod_messages import LineMark, Lines
 from unbroken_core.protocol.log_rules.matcher import Matcher
-from unbroken_core.protocol.log_rules.rules import MAX_SHOWN, LogRule
+from unbroken_core.protocol.log_rules.rules import MAX_SHOWN, LogRule, LogVerdict
 
 MAX_LINE_BYTES = 2048
 """So much of a line is looked at."""
@@ -55,11 +55,14 @@ class LineRules:
         """Raises PatternError, which the job's settings have ruled out."""
         self.rules = tuple(rules)
         self._matchers = [(rule, Matcher(rule.pattern)) for rule in rules]
+        self._stops = {rule.name for rule in rules if rule.verdict is LogVerdict.FATAL_STOP}
         self._expects = any(not rule.is_on_match for rule in rules)
         self._clock, self._cpu = clock, cpu
         self._left_s, self._refilled_s = _CPU_BURST_S, clock()
         self._outputs: dict[int, _Output] = {}
         """By local rank, of the newest process."""
+        self._last_words: dict[int, dict[_Key, LineMark]] = {}
+        """By local rank, what the process before has printed that stops the job."""
         self._untold: dict[_Key, LineMark] = {}
         self._looked_s = self._told_s = 0.0
         self._looked_told_s = 0.0
@@ -70,6 +73,9 @@ class LineRules:
 
     def tap(self, local_rank: int, incarnation: int) -> Callable[[], "Tap"]:
         """Return what makes a tap for each stream of a new process."""
+        before = self._outputs.get(local_rank)
+        if before is not None and (marks := {name: before.marks[name] for name in self._stops & before.marks.keys()}):
+            self._last_words[local_rank] = {(local_rank, before.incarnation, name): marks[name] for name in marks}
         output = self._outputs[local_rank] = _Output(local_rank, incarnation)
         return lambda: Tap(self, output)
 
@@ -80,6 +86,9 @@ class LineRules:
 
     def reconnect(self) -> None:
         """Tell everything again: another agent may listen."""
+        for words in self._last_words.values():
+            for key, mark in words.items():
+                self._untold.setdefault(key, replace(mark, is_told=True))
         for output in self._outputs.values():
             for name, mark in output.marks.items():
                 key = (output.local_rank, output.incarnation, name)

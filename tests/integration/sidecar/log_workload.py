@@ -11,6 +11,7 @@ from pathlib import Path
 from unbroken import inprocess
 
 KIND = sys.argv[1]
+ASKED = Path(os.environ["TEST_DONE"]).with_name("asked")
 STEP_S = 0.02
 GARBAGE = bytes(range(256)).replace(b"\n", b"")
 
@@ -38,6 +39,9 @@ def train(call: inprocess.CallWrapper) -> None:
         say(b"\nflooded\n")
     while not Path(os.environ["TEST_DONE"]).exists():
         step += 1
+        if KIND == "asked" and rank == 1 and ASKED.exists():
+            ASKED.unlink()
+            say(b"fatal: the disk is gone\n")
         if KIND != "silent" or step == 1:
             say(b"step %d\n" % step)
         time.sleep(STEP_S)

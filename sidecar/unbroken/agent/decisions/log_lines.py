@@ -126,7 +126,9 @@ class LogLines:
                 continue
             key = mark.local_rank, mark.incarnation, mark.rule
             self._marks[key] = mark
-            if mark.is_told and mark.count > self._handled.get(key, 0):
+            # The agent that was told what stops the job may have ended before it could pass it on.
+            is_known = mark.is_told and mark.rule not in self._stops
+            if is_known and mark.count > self._handled.get(key, 0):
                 self._handled[key] = mark.count
         newest = {place.local_rank: place.incarnation.number for place in places}
         # Of a process that is gone only the last words count, and only until they were judged.

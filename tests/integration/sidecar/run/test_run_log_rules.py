@@ -48,6 +48,24 @@ def test_a_line_that_stops_the_job_does_so_also_where_the_worker_fails_right_aft
 
 
 @pytest.mark.timeout(300)
+def test_a_line_that_stops_the_job_does_so_also_where_the_agent_ends_before_it_could_tell(
+    start_job: Callable[..., Any],
+) -> None:
+    job = start(start_job, "asked", rule("disk", "disk is gone", "fatal-stop"), options=("--heartbeat-timeout", "120"))
+    job.wait_for(lambda: job.text().count("step 1\n") == 2, "both workers")
+    agent = job.part_of_pod("unbroken.agent", "log-workload-1")
+    agent.suspend()
+    (job.folder / "asked").touch()
+    job.wait_for(lambda: "fatal: the disk is gone" in job.text(), "the line")
+    # The launcher has told it after a quarter of a second, and a step takes longer than it may seem.
+    num_steps = job.text().count("step")
+    job.wait_for(lambda: job.text().count("step") > num_steps + 100, "more lines")
+    agent.kill()
+    assert job.wait_for_exit() == 1
+    assert "failed: rank 1 (log-workload-1): log rule disk: a line matches: fatal: the disk is gone" in job.text()
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("kind", "fields", "said"),
     [

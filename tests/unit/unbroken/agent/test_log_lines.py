@@ -191,6 +191,20 @@ def test_a_restarted_agent_takes_what_was_told_before_for_known_and_the_rest_for
     assert list(pod.take(106.0)) == [0, 1], "what recurred before is expected still"
 
 
+@pytest.mark.parametrize("incarnation", [0, 1])
+def test_a_restarted_agent_takes_for_news_what_stops_the_job_as_the_one_before_may_not_have_told_it(
+    incarnation: int,
+) -> None:
+    pod = Pod(LogRule("end", "x", STOP), earlier=4)
+    pod.places[0].incarnation = replace(pod.places[0].incarnation, number=incarnation)
+    pod.workers[0] = replace(pod.workers[0], incarnation=incarnation)
+    mark = pod.mark("end", 90.0, told=True)
+    found = pod.take(101.0, mark)
+    assert (found[0].rule, found[0].iteration) == ("end", 4)
+    pod.take(102.0, mark)
+    assert pod.lines.num_spoken == {"end": 1}
+
+
 def test_what_is_slow_is_told_for_ten_minutes_or_until_the_line_comes() -> None:
     pod = Pod(LogRule("io", "x", SLOW), LogRule("loss", "y", SLOW, every_s=5.0))
     assert pod.take(102.0, pod.mark("io", 101.0, 1), pod.mark("io", 101.0, 0), pod.mark("loss", 101.0)) == {}

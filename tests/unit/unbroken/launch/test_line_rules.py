@@ -171,6 +171,16 @@ def test_another_agent_is_told_everything_as_known_before() -> None:
     ]
 
 
+def test_another_agent_is_told_what_stops_the_job_of_the_process_before_as_well() -> None:
+    launcher = Launcher(ERROR, LogRule("end", "corrupt$", LogVerdict.FATAL_STOP))
+    launcher.tap().feed(b"error: 1\ndata is corrupt\n")
+    launcher.marks()
+    launcher.tap(0, 1)
+    launcher.rules.reconnect()
+    (mark,) = launcher.marks()
+    assert (mark.rule, mark.incarnation, mark.line, mark.is_told) == ("end", 0, "data is corrupt", True)
+
+
 def test_output_beyond_the_limit_is_passed_over_and_what_is_expected_counts_as_seen() -> None:
     launcher = Launcher(LOSS, LogRule("step", "step [0-9]+$", LogVerdict.SLOW))
     tap = launcher.tap()
