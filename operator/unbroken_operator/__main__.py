@@ -86,6 +86,7 @@ async def run(config: Config) -> int:
             config.namespaces,
             config.lease,
             has_taints=config.quarantine is QuarantineMode.ON,
+            has_node_condition=config.has_node_condition,
             has_policies=config.network_policy is not None,
         )
         await stack.enter_async_context(reporting_missing_rights(kube, wanted))
@@ -157,6 +158,7 @@ async def _work(
         jobs.blames,
         mode=config.quarantine,
         limits=config.quarantine_limits,
+        has_condition=config.has_node_condition,
         may_act=flags.may_act,
         count_withheld=metrics.count_withheld,
     )

@@ -53,6 +53,8 @@ class Config:
     webhook: Webhook | None = None
     quarantine: QuarantineMode = QuarantineMode.DRY_RUN
     quarantine_limits: QuarantineLimits = DEFAULT_LIMITS
+    has_node_condition: bool = False
+    """Whether nodes that are quarantined, or would be, say so in a condition."""
     network_policy: PolicyOptions | None = None
     """None: jobs get no NetworkPolicy."""
 
@@ -79,6 +81,7 @@ def parse(arguments: list[str] | None = None) -> Config:
         webhook=_webhook(options),
         quarantine=QuarantineMode(options.quarantine),
         quarantine_limits=_limits(options),
+        has_node_condition=_has_node_condition(options),
         network_policy=_network_policy(options),
     )
 
@@ -232,6 +235,17 @@ def _add_quarantine(parser: argparse.ArgumentParser) -> None:
         default=limits.domain_label,
         help="nodes with the same value of this label are a domain (default: no domains)",
     )
+    parser.add_argument(
+        "--quarantine-condition",
+        action="store_true",
+        help="nodes that are quarantined, or would be in a dry run, get the condition UnbrokenRepeatOffender meanwhile",
+    )
+
+
+def _has_node_condition(options: argparse.Namespace) -> bool:
+    if options.quarantine_condition and options.quarantine == QuarantineMode.OFF.value:
+        raise InputError("--quarantine-condition: wants --quarantine on or dry-run, got off, which looks at no node")
+    return bool(options.quarantine_condition)
 
 
 def _limits(options: argparse.Namespace) -> QuarantineLimits:

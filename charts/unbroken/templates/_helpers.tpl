@@ -203,6 +203,19 @@ has(object.metadata.labels) == has(oldObject.metadata.labels)
 || (has(object.spec.taints) && t in object.spec.taints))))
 {{- end -}}
 
+{{- /* CEL: whether the update of a node's status leaves all as it is but the condition of quarantine.condition. */ -}}
+{{- define "unbroken.onlyConditionDiffers" -}}
+request.subResource != 'status' || (has(object.status) && has(oldObject.status)
+{{- range list "addresses" "allocatable" "capacity" "daemonEndpoints" "nodeInfo" "phase" "volumesAttached" "volumesInUse" }}
+&& has(object.status.{{ . }}) == has(oldObject.status.{{ . }})
+&& (!has(object.status.{{ . }}) || object.status.{{ . }} == oldObject.status.{{ . }})
+{{- end }}
+&& (!has(object.status.conditions) || object.status.conditions.all(c, c.type == 'UnbrokenRepeatOffender'
+|| (has(oldObject.status.conditions) && c in oldObject.status.conditions)))
+&& (!has(oldObject.status.conditions) || oldObject.status.conditions.all(c, c.type == 'UnbrokenRepeatOffender'
+|| (has(object.status.conditions) && c in object.status.conditions))))
+{{- end -}}
+
 {{- /* Not empty if policies keep the operator's account to the objects of its jobs. */ -}}
 {{- define "unbroken.hasPolicies" -}}
 {{- $isKnown := semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version -}}

@@ -40,6 +40,7 @@ NUM_PARALLEL, NUM_OF_ONE_NAMESPACE = 64, 32
 PAGE_SIZE, PAGE_BYTES = 100, 4 << 20
 """Objects and bytes that are read at once. An object may have 1.5 MB, and takes twenty times as much in memory."""
 MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 
 JsonObject = dict[str, Any]
 CallObserver = Callable[[str, str, str], None]
@@ -116,6 +117,10 @@ class Kube:
     async def merge(self, path: str, patch: Mapping[str, Any]) -> JsonObject:
         """Apply a JSON merge patch; return the object as stored."""
         return await self._call("PATCH", path, body=patch, content_type=MERGE_PATCH)
+
+    async def merge_lists(self, path: str, patch: Mapping[str, Any]) -> JsonObject:
+        """Apply a strategic merge patch, which leaves alone what it does not name of lists; return it as stored."""
+        return await self._call("PATCH", path, body=patch, content_type=STRATEGIC_MERGE_PATCH)
 
     async def delete(self, path: str, uid: str, is_forced: bool = False, *, resource_version: str = "") -> JsonObject:
         """Delete an object if it has this uid and version (else KubeConflict); return it, or a Status when gone."""

@@ -35,6 +35,7 @@ _IN_JOBS_NAMESPACES = (
 _IN_THE_CLUSTER = (("", "nodes", ("list", "watch")),)
 _FOR_POLICIES = (API_GROUP, "networkpolicies", ("create",))
 _FOR_TAINTS = (("", "nodes", ("get", "patch")),)
+_FOR_CONDITIONS = (("", "nodes/status", ("patch",)),)
 _OF_THE_LEASE = (("get", True), ("patch", True), ("create", False))
 """Verb, and whether it is limited to this Lease: to the API server, a new object has no name yet."""
 
@@ -71,16 +72,23 @@ class Right:
 
 
 def rights(
-    namespaces: tuple[str, ...], lease: LeaseName | None, *, has_taints: bool = False, has_policies: bool = False
+    namespaces: tuple[str, ...],
+    lease: LeaseName | None,
+    *,
+    has_taints: bool = False,
+    has_node_condition: bool = False,
+    has_policies: bool = False,
 ) -> Iterator[Right]:
     """Yield all that the operator needs: what the chart's roles grant.
 
-    `has_taints`: it quarantines nodes for real; `has_policies`: jobs get a NetworkPolicy.
+    `has_taints`: it quarantines nodes for real; `has_node_condition`: it says of which nodes in a condition of theirs;
+    `has_policies`: jobs get a NetworkPolicy.
     """
+    of_nodes = (*(_FOR_TAINTS if has_taints else ()), *(_FOR_CONDITIONS if has_node_condition else ()))
     for namespace in namespaces or (None,):
         for group, resource, verbs in (*_IN_JOBS_NAMESPACES, *([_FOR_POLICIES] if has_policies else ())):
             yield from (Right(group, resource, verb, namespace) for verb in verbs)
-    for group, resource, verbs in (*_IN_THE_CLUSTER, *(_FOR_TAINTS if has_taints else ())):
+    for group, resource, verbs in (*_IN_THE_CLUSTER, *of_nodes):
         yield from (Right(group, resource, verb) for verb in verbs)
     if lease is not None:
         for verb, is_named in _OF_THE_LEASE:
@@ -95,7 +103,7 @@ def describe(missing: Iterable[Right]) -> str:
         verbs.setdefault((right.group, right.resource, right.namespace, right.name), []).append(right.verb)
     return "; ".join(
         f"{', '.join(found)} {resource}{f'.{group}' if group else ''}{f' {name}' if name else ''}"
-        f"{' in all namespaces' if namespace is None and resource != 'nodes' else ''}"
+        f"{' in all namespaces' if namespace is None and resource.partition('/')[0] != 'nodes' else ''}"
         f"{f' in namespace {namespace}' if namespace else ''}"
         for (group, resource, namespace, name), found in verbs.items()
     )

@@ -1,4 +1,7 @@
-"""Carries out what `decide_quarantine` says: writes taints and marks of nodes, every few seconds."""
+"""Carries out what `decide_quarantine` says: writes taints and marks of nodes, every few seconds.
+
+Where it is asked to, it writes a condition of these nodes as well, which others may look at.
+"""
 
 import asyncio
 import datetime
@@ -11,11 +14,13 @@ from unbroken_operator.adapters.kube import Kube, collection_path
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.quarantine import (
     JobsView,
+    QuarantineDecision,
     QuarantineLimits,
     QuarantineMode,
     decide_quarantine,
     is_domain_label_unknown,
 )
+from unbroken_operator.decisions.reporting.offenders import OffenderChange, as_if_quarantined, decide_offenders
 from unbroken_operator.decisions.snapshot import NodeView
 
 logger = logging.getLogger(__name__)
@@ -34,6 +39,7 @@ class QuarantineTaints:
         *,
         mode: QuarantineMode,
         limits: QuarantineLimits,
+        has_condition: bool = False,
         may_act: Callable[[], bool] = lambda: True,
         count_withheld: Callable[[str], None] = lambda _why: None,
     ) -> None:
@@ -42,6 +48,7 @@ class QuarantineTaints:
         self._jobs = jobs
         self._mode = mode
         self._limits = limits
+        self._has_condition = has_condition
         self._may_act = may_act
         self._count_withheld = count_withheld
         self._reported: set[tuple[str, str]] = set()
@@ -63,7 +70,10 @@ class QuarantineTaints:
     async def look(self, now: str) -> None:
         """Judge once and act on it. Raises KubeError."""
         self._tell_of_unknown_label()
-        decision = decide_quarantine(self._nodes(), self._jobs(), now, self._limits)
+        nodes = seen = self._nodes()
+        if self._has_condition:
+            nodes = as_if_quarantined(seen, self._mode, now, self._limits)
+        decision = decide_quarantine(nodes, self._jobs(), now, self._limits)
         is_on = self._mode is QuarantineMode.ON
         current: set[tuple[str, str]] = set()
         for item in decision.withheld:
@@ -78,14 +88,32 @@ class QuarantineTaints:
                 what = "node would be quarantined, see --quarantine"
                 logger.warning("%s node=%s why=%s", what, offender.name, offender.reason)
         self._reported = current
-        if not is_on or not self._may_act():
+        if not self._may_act():
             return
+        if is_on:
+            await self._write_taints(decision, now)
+        if self._has_condition:
+            await self._write_conditions(decide_offenders(seen, decision, self._mode, now, self._limits))
+
+    async def _write_taints(self, decision: QuarantineDecision, now: str) -> None:
         for name in decision.release:
             await self._write(name, None)
             logger.info("node released node=%s", name)
         for offender in decision.quarantine:
             await self._write(offender.name, f"{now} {offender.reason}")
             logger.warning("node quarantined node=%s why=%s", offender.name, offender.reason)
+
+    async def _write_conditions(self, changes: Iterable[OffenderChange]) -> None:
+        for change in changes:
+            said = "node offends again and again" if change.since else "node offends no more"
+            path = f"{collection_path('nodes')}/{change.node}/status"
+            try:
+                await self._kube.merge_lists(path, change.to_patch())
+            except KubeError as error:
+                # The others are none the worse for it.
+                logger.warning("condition of a node cannot be written node=%s error=%s", change.node, error)
+            else:
+                logger.warning("%s node=%s why=%s", said, change.node, change.why)
 
     def _tell_of_unknown_label(self) -> None:
         """Say once that no node has the label of the domains; nobody may notice before a node is to be tainted."""

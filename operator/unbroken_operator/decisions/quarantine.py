@@ -135,8 +135,8 @@ def decide_quarantine(
     nodes: Mapping[str, NodeView], jobs: Iterable[JobsView], now: str, limits: QuarantineLimits
 ) -> QuarantineDecision:
     """Return what is to be done; nothing once it is done."""
-    marked = {name: node for name, node in nodes.items() if _marked_at(node)}
-    over = [name for name, node in marked.items() if seconds_between(_marked_at(node), now) >= limits.duration_s]
+    marked = {name: node for name, node in nodes.items() if marked_at(node)}
+    over = [name for name, node in marked.items() if seconds_between(marked_at(node), now) >= limits.duration_s]
     held = {name for name, node in nodes.items() if is_quarantined(node)}
     found = _evidence(jobs, now, limits)
     quarantine: list[Offender] = []
@@ -213,7 +213,7 @@ def is_quarantined(node: NodeView) -> bool:
     return any(key == layout.QUARANTINE for key, _effect in node.taints)
 
 
-def _marked_at(node: NodeView) -> str:
+def marked_at(node: NodeView) -> str:
     """Return the time of the mark, "" for none. A mark without a valid time is not ours, and stays."""
     words = node.quarantined.split(" ", 1)
     try:

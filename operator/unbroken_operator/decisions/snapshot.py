@@ -1,6 +1,6 @@
 """What the operator sees of one job: small frozen views of objects of the API server, and the snapshot of them all."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -134,6 +134,8 @@ class NodeView:
     """Status by type."""
     quarantined: str = ""
     """When and why it was quarantined, also after a person removed the taint; "" for neither."""
+    offends_since: str = ""
+    """Since when it bears the condition of nodes on which jobs fail again and again; "" without it."""
 
     @property
     def is_out_of_service(self) -> bool:
@@ -462,7 +464,13 @@ def node_view(item: Mapping[str, Any]) -> NodeView:
         taints=tuple((taint["key"], taint.get("effect", "")) for taint in spec.get("taints") or ()),
         conditions={condition["type"]: condition["status"] for condition in conditions},
         quarantined=(item["metadata"].get("annotations") or {}).get(layout.QUARANTINE, ""),
+        offends_since=_offends_since(conditions),
     )
+
+
+def _offends_since(conditions: Iterable[Mapping[str, Any]]) -> str:
+    times = (item.get("lastTransitionTime") for item in conditions if item["type"] == layout.OFFENDER_CONDITION)
+    return next((str(time or "?") for time in times), "")
 
 
 def pod_view(item: Mapping[str, Any]) -> PodView:

@@ -32,7 +32,7 @@ from .test_chart import helm_or_skip, rendered
 
 JsonObject = dict[str, Any]
 KUBECTL = str(Path(sys.executable).parent / "kubectl")
-ON = ("--kube-version", "1.33.0", "--set", "scope=Cluster,quarantine.mode=On")
+ON = ("--kube-version", "1.33.0", "--set", "scope=Cluster,quarantine.mode=On,quarantine.condition=true")
 KIND = {"pods": "Pod", "services": "Service", "secrets": "Secret", "nodes": "Node", "networkpolicies": "NetworkPolicy"}
 
 
@@ -68,6 +68,11 @@ def made() -> dict[str, JsonObject]:
         "node": {
             "metadata": {"name": "n", "labels": {"zone": "a"}, "annotations": {"x": "y"}},
             "spec": {"taints": [{"key": "gpu", "effect": "NoSchedule"}], "providerID": "p"},
+            "status": {
+                "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}],
+                "allocatable": {"cpu": "4"},
+                "conditions": [{"type": "Ready", "status": "True"}],
+            },
         },
     }
 
@@ -80,6 +85,8 @@ TAINT = {"key": "unbroken.dev/quarantine", "effect": "NoSchedule"}
 MARKED = changed(
     NODE, spec__taints=[*NODE["spec"]["taints"], TAINT], metadata__annotations={"x": "y", TAINT["key"]: "t"}
 )
+READY = NODE["status"]["conditions"][0]
+OFFENDS = changed(NODE, status__conditions=[READY, {"type": "UnbrokenRepeatOffender", "status": "True"}])
 ORPHAN = changed(POD, metadata__ownerReferences=None)
 BALANCED = changed(SERVICE, spec__type="LoadBalancer", spec__externalIPs=["1.2.3.4"])
 Case = tuple[str, str, JsonObject | None, JsonObject | None, str]
@@ -108,6 +115,8 @@ CASES: dict[str, Case] = {
     "it leaves what others set": ("services", "UPDATE", BALANCED, changed(BALANCED, spec__selector={}), ""),
     "it taints a node": ("nodes", "UPDATE", MARKED, NODE, ""),
     "it releases a node": ("nodes", "UPDATE", NODE, MARKED, ""),
+    "it tells of a node": ("nodes/status", "UPDATE", OFFENDS, NODE, ""),
+    "it tells no more of a node": ("nodes/status", "UPDATE", NODE, OFFENDS, ""),
     "a pod of nobody": ("pods", "CREATE", FOREIGN, None, "creates objects of its jobs only"),
     "a pod with another job's uid": (
         "pods", "CREATE", changed(POD, metadata__annotations={"unbroken.dev/job-uid": "other"}), None,
@@ -159,6 +168,22 @@ CASES: dict[str, Case] = {
     "a label of a node": ("nodes", "UPDATE", changed(NODE, metadata__labels__zone="b"), NODE, "nothing of a node but"),
     "an annotation less": ("nodes", "UPDATE", changed(NODE, metadata__annotations={}), NODE, "nothing of a node but"),
     "a cordon": ("nodes", "UPDATE", changed(NODE, spec__unschedulable=True), NODE, "nothing of a node but its taint"),
+    "a condition of others": (
+        "nodes/status", "UPDATE", changed(NODE, status__conditions=[READY, {"type": "x", "status": "True"}]), NODE,
+        "nothing of a node's status but"),
+    "a node that is not ready": (
+        "nodes/status", "UPDATE", changed(NODE, status__conditions=[{**READY, "status": "False"}]), NODE,
+        "nothing of a node's status but"),
+    "a condition less": (
+        "nodes/status", "UPDATE", changed(NODE, status__conditions=[]), NODE, "nothing of a node's status but"),
+    "an address of a node": (
+        "nodes/status", "UPDATE", changed(NODE, status__addresses=[{"type": "InternalIP", "address": "6.6.6.6"}]), NODE,
+        "nothing of a node's status but"),
+    "room of a node": (
+        "nodes/status", "UPDATE", changed(NODE, status__allocatable={"cpu": "64"}), NODE,
+        "nothing of a node's status but"),
+    "a label of a node beside its status": (
+        "nodes/status", "UPDATE", changed(NODE, metadata__labels__zone="b"), NODE, "nothing of a node but"),
     "deleting a node": ("nodes", "DELETE", None, NODE, "with quarantine.mode On only"),
 }  # fmt: skip
 
@@ -203,8 +228,9 @@ def policies(*options: str) -> dict[str, JsonObject]:
 def as_reviewed(case: Case, namespace: str = "ml") -> JsonObject:
     """Return what the expressions see of a request; the API server leaves out what is not there."""
     resource, operation, item, before, _ = case
+    resource, _, subresource = resource.partition("/")
     kinded = {"kind": KIND[resource], "apiVersion": "v1"}
-    request = {"operation": operation, "namespace": namespace}
+    request = {"operation": operation, "namespace": namespace, "subResource": subresource}
     objects = {"object": item, "oldObject": before}
     return {"request": request} | {name: {**kinded, **found} for name, found in objects.items() if found is not None}
 
@@ -222,7 +248,7 @@ def denied_in_memory(spec: Mapping[str, Any], seen: Mapping[str, Any]) -> str:
 @pytest.mark.parametrize("name", CASES)
 def test_the_operators_account_may_write_what_the_operator_makes_and_nothing_else(name: str) -> None:
     resource, *_, wanted = CASES[name]
-    seen = denied_in_memory(policies(*ON)[resource], as_reviewed(CASES[name]))
+    seen = denied_in_memory(policies(*ON)[resource.partition("/")[0]], as_reviewed(CASES[name]))
     assert (wanted in seen) if wanted else not seen, seen
 
 
@@ -256,7 +282,21 @@ def test_it_writes_nothing_in_the_clusters_own_namespaces(resource: str) -> None
 
 def test_it_writes_no_node_without_quarantine() -> None:
     off = policies("--kube-version", "1.33.0", "--set", "scope=Cluster")
-    assert "with quarantine.mode On only" in denied_in_memory(off["nodes"], as_reviewed(CASES["it taints a node"]))
+    for name in ("it taints a node", "it tells of a node"):
+        assert "with quarantine.mode On only" in denied_in_memory(off["nodes"], as_reviewed(CASES[name]))
+
+
+@pytest.mark.parametrize(
+    ("words", "denied"),
+    [
+        ("quarantine.mode=On", "it tells of a node"),
+        ("quarantine.mode=DryRun,quarantine.condition=true", "it taints a node"),
+    ],
+)
+def test_taint_and_condition_are_granted_apart(words: str, denied: str) -> None:
+    found = policies("--kube-version", "1.33.0", "--set", f"scope=Cluster,{words}")["nodes"]
+    for name in ("it taints a node", "it tells of a node"):
+        assert bool(denied_in_memory(found, as_reviewed(CASES[name]))) is (name == denied)
 
 
 @pytest.mark.parametrize(
@@ -293,6 +333,16 @@ def _list(**fields: JsonObject) -> JsonObject:
     return {"type": "array", "maxItems": 8, "items": {"type": "object", "properties": fields}}
 
 
+_STATUS_OF_A_NODE: JsonObject = {
+    "conditions": _list(type=_TEXT, status=_TEXT),
+    "addresses": _list(type=_TEXT, address=_TEXT),
+    **dict.fromkeys(("allocatable", "capacity", "daemonEndpoints", "nodeInfo"), _MAP),
+    "phase": _TEXT,
+    "volumesAttached": _list(name=_TEXT),
+    "volumesInUse": {"type": "array", "maxItems": 8, "items": _TEXT},
+}
+
+
 def _schema(resource: str) -> JsonObject:
     """Return what the policies read of an object, typed, as the API server types it for them."""
     owner = dict.fromkeys(("apiVersion", "kind", "name", "uid"), _TEXT) | {"controller": {"type": "boolean"}}
@@ -307,11 +357,13 @@ def _schema(resource: str) -> JsonObject:
     fields = {"metadata": {"type": "object", "properties": metadata}, "type": _TEXT}
     if resource == "secrets":
         fields |= {"data": _MAP}
+    if resource == "nodes":
+        fields |= {"status": {"type": "object", "properties": _STATUS_OF_A_NODE}}
     item: JsonObject = {
         "type": "object",
         "properties": fields | {"spec": {"type": "object", "properties": specs[resource]}},
     }
-    request = {"type": "object", "properties": {"operation": _TEXT, "namespace": _TEXT}}
+    request = {"type": "object", "properties": dict.fromkeys(("operation", "namespace", "subResource"), _TEXT)}
     # As values of a map both have one type, as they have for a policy.
     objects = {"type": "object", "maxProperties": 2, "additionalProperties": item}
     return {"type": "object", "properties": {"objects": objects, "request": request}}
@@ -380,7 +432,7 @@ def ask(kubectl: Callable[..., subprocess.CompletedProcess[str]], case: Case) ->
     seen = as_reviewed(case)
     asked = {
         "apiVersion": "policies.test/v1",
-        "kind": f"Asked{KIND[case[0]]}",
+        "kind": f"Asked{KIND[case[0].partition('/')[0]]}",
         "metadata": {"name": "x"},
         "spec": {"request": seen.pop("request"), "objects": seen},
     }

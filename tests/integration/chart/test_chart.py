@@ -187,7 +187,7 @@ def test_an_operator_for_namespaces_has_rights_on_jobs_there_only(helm: str) -> 
 def test_the_roles_grant_what_the_operator_asks_for_at_its_start_and_nothing_else(
     helm: str, namespaces: tuple[str, ...]
 ) -> None:
-    words = "namespaces={a,b}" if namespaces else "scope=Cluster,quarantine.mode=On"
+    words = "namespaces={a,b}" if namespaces else "scope=Cluster,quarantine.mode=On,quarantine.condition=true"
     options = ("--set", words)
     granted = set()
     for item in rendered(helm, *options):
@@ -201,7 +201,14 @@ def test_the_roles_grant_what_the_operator_asks_for_at_its_start_and_nothing_els
                 for verb in rule["verbs"]
                 for name in rule.get("resourceNames", ("",))
             }
-    wanted = rights(namespaces, LeaseName("ops", "unbroken"), has_taints=not namespaces, has_policies=True)
+    has_more = not namespaces
+    wanted = rights(
+        namespaces,
+        LeaseName("ops", "unbroken"),
+        has_taints=has_more,
+        has_node_condition=has_more,
+        has_policies=True,
+    )
     assert granted == set(wanted)
 
 

@@ -67,6 +67,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "quarantine.maxNodes=3",
         "quarantine.domainLabel=topology.kubernetes.io/zone",
     ),
+    "quarantine-condition": ("quarantine.condition=true",),
     "drains": ("drains.enabled=true", "drains.patienceSeconds=60"),
     "drains-without-crd": ("drains.enabled=true", "drains.crd=false", "drains.namespace=faults", "rbac.create=false"),
     "without-service": ("metrics.service=false",),

@@ -164,7 +164,8 @@ async def ready_node(kube: Kube, name: str, labels: dict[str, str]) -> AsyncIter
     async def say_ready() -> None:
         heartbeat = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": heartbeat}
-        await kube.merge(f"{path}/status", {"status": {"conditions": [ready]}})
+        # As a kubelet does: conditions of others stay.
+        await kube.merge_lists(f"{path}/status", {"status": {"conditions": [ready]}})
 
     async def go_on() -> None:
         while True:
