@@ -7,9 +7,11 @@ import pytest
 from tests.devices import System
 
 from unbroken.watch.checks import node, pcie, ports, storage
+from unbroken.watch.checks.check import Check, Judgement
 from unbroken.watch.checks.storage import PathSample, judge_storage, read_answer
 from unbroken.watch.errors import NotCheckedError
 from unbroken.watch.files import Files
+from unbroken.watch.lane import Lane
 from unbroken_core.vocabulary.findings import Finding, Verdict
 
 
@@ -58,6 +60,38 @@ def test_a_port_that_goes_down_is_suspect_and_seen_again_in_the_next_sample(syst
     assert watched.look() == [("mlx5_0/2", "link-down", Verdict.SUSPECT, 2)]
     system.set_port("mlx5_0/2", "4: ACTIVE")
     assert [watched.look() for _ in range(3)][-1] == [OK]
+
+
+def test_links_that_have_not_changed_are_not_judged_anew(system: System) -> None:
+    """The port check runs each second for as long as the pod lives."""
+    watched = Watched(system)
+    watched.look()
+    system.count("mlx5_0/1", link_downed=1)
+    flapped = watched.look(10.0)
+    judged = watched.history
+    assert watched.look() == flapped == [("mlx5_0/1", "link-flapped", Verdict.SUSPECT, 1)]
+    assert watched.history is judged
+    system.set_port("mlx5_0/2", "1: DOWN")
+    assert len(watched.look()) == 2
+    assert len(watched.look()) == 2, "and counts how often it was seen"
+    assert watched.history is not judged
+
+
+@pytest.mark.parametrize(("due_s", "num_runs"), [(0.04, 2), (0.06, 1)])
+def test_what_is_due_in_a_moment_runs_with_what_is_due(due_s: float, num_runs: int) -> None:
+    clock, ran = Clock(), []
+
+    def check(name: str, period_s: float) -> Check:
+        return Check(name, period_s, lambda: ran.append(name), lambda _history, _sample: Judgement((), None))
+
+    lane = Lane([check("a", 10.0), check("b", 10.0 + due_s)], lambda _check, _findings: None, clock)
+    assert lane.step() == 10.0
+    clock.now_s += 9.99
+    lane.step()
+    assert ran == ["a", "b"], "nothing is due"
+    clock.now_s = 110.0
+    lane.step()
+    assert len(ran) == 2 + num_runs
 
 
 def test_a_port_whose_path_is_gone_is_no_healthy_one(system: System) -> None:
