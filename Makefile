@@ -145,8 +145,8 @@ soak: $(FRAMEWORKS)/.setup-done ## 1,000 restarts in one process and with FSDP2 
 	PYTHONPATH=. $(BIN)/python -m tests.soak --seeds 0:$(or $(JOBS),20)
 
 OF_FRAMEWORKS := $(filter integrations,$(BENCH))
-bench: $(STAMP) $(if $(OF_FRAMEWORKS),$(FRAMEWORKS)/.setup-done) ## Measure beside the peers on this machine (BENCH=recovery, rendezvous, process_rung, lost_time, memory, memory_copies, assignment, footprint, overhead, integrations or control_plane, ARGS=the benchmark's arguments)
-	PYTHONPATH=$(CURDIR)/benchmarks $(if $(OF_FRAMEWORKS),$(FRAMEWORKS)/bin,$(BIN))/python benchmarks/$(or $(BENCH),recovery).py $(ARGS)
+bench: $(STAMP) $(if $(OF_FRAMEWORKS),$(FRAMEWORKS)/.setup-done) ## Measure beside the peers on this machine (BENCH=recovery, rendezvous, process_rung, lost_time, memory, memory_copies, assignment, footprint, overhead, health, integrations or control_plane, ARGS=the benchmark's arguments)
+	PYTHONPATH=$(CURDIR)/benchmarks:$(CURDIR) $(if $(OF_FRAMEWORKS),$(FRAMEWORKS)/bin,$(BIN))/python benchmarks/$(or $(BENCH),recovery).py $(ARGS)
 
 cost: $(STAMP) ## Measure what a fault costs, ours beside the peers, and what that makes of weeks on a cluster; writes docs/cost.md and README.md; 15 quiet minutes (ARGS="--faults 5": more of them; ARGS=--reuse: only simulate)
 	PYTHONPATH=$(CURDIR)/benchmarks $(BIN)/python benchmarks/cost.py $(ARGS)
