@@ -211,6 +211,9 @@ class Watches:
         budget = sum(world.now_s - at_s < BUDGET_S for at_s, _uid in self._blames)
         is_free = not settings.layers and settings.rungs == DEFAULT_RUNGS and settings.max_faults_per_rank is None
         spares = [other for other in job.members.ready if other not in job.members.active and other not in self.failed]
+        # Without it enough pods must be left.
+        num_kept = sum(other not in job.members.out for other in job.members.active) - 1
+        is_free = is_free and num_kept + len(spares) >= settings.minimum_replicas
         is_heard = world.pods[uid].is_welcome and world.pods[uid].can_hear and uid in job.members.active
         can_be = is_free and fatal and is_heard and not lately - {uid} and budget < MAX_BLAMED and bool(spares)
         return uid if can_be and isinstance(job.phase, Running) and uid not in self._unfit else None
