@@ -49,6 +49,9 @@ def settle_health(job: JobState, now_s: float) -> float:
     if not table.strikes and not table.failed and not believed:
         _note(table, Blame({}))
         return math.inf
+    newcomers = members.newcomers(now_s, job.settings.timeouts.last_call_s)
+    _acquit(job, believed, newcomers, now_s)
+    believed = [uid for uid in believed if uid in members.unfit]
     recent = {uid: at_s for uid, at_s in table.blamed_s.items() if now_s - at_s < BREAKER_S}
     table.blamed_s = dict(recent)
     table.blames_s = [at_s for at_s in table.blames_s if now_s - at_s < BUDGET_S]
@@ -61,8 +64,6 @@ def settle_health(job: JobState, now_s: float) -> float:
     lately = _failed_lately(table, now_s)
     of_preflight = assess_preflights(table.failed, len(table.preflights), believed, lately, len(table.blames_s))
     _note(table, replace(blame, held="; ".join(filter(None, (blame.held, of_preflight.held)))))
-    newcomers = members.newcomers(now_s, job.settings.timeouts.last_call_s)
-    _acquit(job, believed, newcomers, now_s)
     due_s = [at_s + BREAKER_S for at_s in recent.values()] + [at_s + BUDGET_S for at_s in table.blames_s[:1]]
     due_s += [at_s + BUDGET_S for at_s in table.failed_s.values()]
     due_s += [at_s + LOOK_AGAIN_S for at_s in table.unmovable_s.values() if at_s + LOOK_AGAIN_S > now_s]

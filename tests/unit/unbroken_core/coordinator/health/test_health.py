@@ -328,6 +328,17 @@ def test_nobody_moves_once_the_spare_is_lost_before_all_stand(settings: JobSetti
     assert [pod.pod for pod in bench.status().pods if pod.unfit] == ["p0"]
 
 
+def test_an_alarm_of_the_spare_takes_back_what_rests_on_it() -> None:
+    bench = WatchedBench(ACT)
+    bench.find("p0", LOST)
+    assert order_of(bench.find("p2", LOST)).step == NO_STEP
+    before = bench.status()
+    assert before.health is not None
+    assert before.health.held.startswith("findings speak against 2 pods")
+    assert (bench.report("p1"), bench.status().health) == ([], before.health)
+    assert not sent(bench.live(40.0), Interrupt)
+
+
 def test_the_move_goes_on_while_another_spare_is_there() -> None:
     bench = WatchedBench(replace(ACT, spares=2))
     bench.join("p3")
