@@ -42,7 +42,9 @@ FAILED_BEFORE = (
 MEMORY_SEEDS = (
     # Called protected, and two of its holders were gone, one of them not yet given up.
     1006141,
+    1017663,
     1018203,
+    1022784,
     1056170,
     # A later iteration had begun without the step that was complete, and saved since.
     1052541,
