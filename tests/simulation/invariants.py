@@ -390,6 +390,8 @@ class Ledger:
         if not planned[0].detail.rpartition("; ")[2].startswith("moves after step"):
             self._check_haste(iteration, planned[0])
             return
+        if iteration not in self.ran:
+            return  # A new rendezvous tells of the move that made the plan before.
         self.num_common += 1
         self.num_growths += planned[0].cause is Cause.CAPACITY_RETURNED
         steps = {worker.step for pod, worker in entries.values()}

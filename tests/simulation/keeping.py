@@ -131,6 +131,8 @@ class Memory:
         self.num_copied = self.num_fetched = self.num_kept_promises = 0
         self.promise: tuple[StepKey, dict[int, set[str]]] | None = None
         """What was called protected last while the job ran, and who had which shard."""
+        self.told: dict[str, frozenset[tuple[StepKey, int]]] = {}
+        """Copies of which a pod has last told any rendezvous, as (step, rank)."""
         self.num_restored = self.num_chosen_again = self.num_lost = self.num_checked = self.num_later = 0
 
     @property
@@ -155,6 +157,15 @@ class Memory:
             return held
         pinned = tuple(key for key in keepers[0].pins if key is not None)
         return replace(held, copies=_copies(keepers[0]), host="10.0.0.1", port=1, pinned=pinned)
+
+    def note_told(self, pod: Pod, held: Held | None) -> None:
+        """Note of which copies a rendezvous has heard: what lies with a pod that is cut off nobody can name."""
+        if held is not None:
+            self.told[pod.uid] = frozenset(
+                (StepKey(copy.iteration, copy.term, copy.step, copy.world_size), rank)
+                for copy in held.copies
+                for rank, _layout, _data in copy.shards
+            )
 
     # -------------------------------------------------------------------------------------------------------- copies
 
@@ -217,7 +228,9 @@ class Memory:
         if self.promise is None or coordinator is None:
             return
         (key, places), job = self.promise, coordinator._job
-        lost = set().union(*places.values()) - job.members.by_uid.keys()
+        living = {pod.uid for pod in self.world.pods.values() if pod.is_alive}
+        # One that has just ended may still count as cut off.
+        lost = set().union(*places.values()) - (job.members.by_uid.keys() & living)
         if len(lost) > job.settings.copies or key in given_up or job.checkpoints.is_void(key):
             return
         for rank, uids in places.items():
@@ -303,8 +316,18 @@ class Memory:
     def _near(self, key: StepKey, rank: int, pod: Pod, world_size: int) -> list[Slot] | None:
         """Return what a rank reads without others' keepers; None when it cannot."""
         wanted = [rank] if key.world_size == world_size else range(key.world_size)
-        slots = [self._slot(key, one, pod.uid) for one in wanted]
+        slots = [self._slot(key, one, pod.uid) if self._is_told_of(key, one, pod.uid) else None for one in wanted]
         return None if any(slot is None for slot in slots) else [slot for slot in slots if slot is not None]
+
+    def _is_told_of(self, key: StepKey, rank: int, uid: str) -> bool:
+        own = self.keepers[uid].slots.values() if uid in self.keepers else ()
+        is_own = any((slot.key, slot.rank) == (key, rank) for slot in own)
+        return self.kind != "copies" or is_own or (key, rank) in self.told.get(uid, ())
+
+    def _is_over(self, key: StepKey) -> bool:
+        """Return whether a later iteration has begun without this step, and has saved since."""
+        loads = {load for keeper in self.keepers.values() for load in keeper.loads}
+        return any(load.voids(*key[:3]) and (load.iteration, load.term) in self.committed for load in loads)
 
     def _slot(self, key: StepKey, rank: int, uid: str) -> Slot | None:
         keepers = self.keepers.values() if self.kind == "host" else [self.keepers[uid]] if uid in self.keepers else []
@@ -509,11 +532,13 @@ class Memory:
         complete: StepKey | None,
         coordinator: Coordinator,
     ) -> None:
-        """Check that a plan names nothing older than what is known to be readable."""
+        """Check that a plan names nothing older than what was complete, and can be read by all as far as is known."""
         given_up = [known for known, _why in coordinator._job.recall.attempts.given_up]
         if self.kind == "copies":
             self._check_promise(iteration, keys, given_up)
         if complete is None or any(self._near(complete, rank, pod, len(seats)) is None for rank, pod in seats.items()):
+            return
+        if self._is_over(complete):
             return
         self.num_checked += 1
         if complete not in given_up and (not keys or keys[0] < complete):

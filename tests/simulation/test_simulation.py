@@ -4,6 +4,7 @@ UNBROKEN_SCHEDULES=1000 runs so many schedules, UNBROKEN_FIRST_SEED=N begins at 
 """
 
 import os
+from collections.abc import Iterable
 
 import pytest
 from tests.simulation.runner import run_seed
@@ -16,18 +17,67 @@ NUM_SCHEDULES = int(os.environ.get("UNBROKEN_SCHEDULES", USUAL_SCHEDULES))
 FIRST_SEED = int(os.environ.get("UNBROKEN_FIRST_SEED", "0"))
 SEEDS_PER_TEST = 50
 STORY_LINES = 60
+FAILED_BEFORE = (
+    1000829,  # Spares were enough ranks for a finding, but then pods were fewer than minReplicas.
+    1000839,  # Several dead devices used up what a script may fail without progress.
+    1001929,
+    1002696,
+    1003181,
+    1003619,  # Interrupted for ever to grow by a worn spare, which its plan left out.
+    1005129,  # Ranks moved for a finding, and the spare's domain was not known yet.
+    1006558,
+    1007356,  # The spare was lost before all stood after the same step.
+    1008475,
+    1010865,
+    1012245,  # What a fault took in a recovery from a finding was said to be for the finding.
+    1019433,  # A pod was lost silently just before ranks moved for a finding.
+    1019726,  # A new rendezvous tells of the move that made its plan.
+    1054171,
+    1054520,  # A new rendezvous goes on with the recovery from a finding that was before it.
+    1060608,
+    1062162,
+    1065907,
+    1070486,
+)
+MEMORY_SEEDS = (
+    # Called protected, and two of its holders were gone, one of them not yet given up.
+    1006141,
+    1017663,
+    1018203,
+    1022784,
+    1056170,
+    # A later iteration had begun without the step that was complete, and saved since.
+    1052541,
+    # All copies lay with a pod that was cut off before it told of them.
+    1062951,
+)
+"""Seeds in which the checks of checkpoints in memory asked for more than can be."""
 
 
 @pytest.mark.parametrize("first", range(FIRST_SEED, FIRST_SEED + NUM_SCHEDULES, SEEDS_PER_TEST))
 def test_what_must_hold_holds_after_every_step_of_random_faults(first: int) -> None:
     last = min(first + SEEDS_PER_TEST, FIRST_SEED + NUM_SCHEDULES)
-    failed = [result for result in map(run_seed, range(first, last)) if result.failure]
+    check(range(first, last))
+
+
+def test_seeds_that_failed_before_do_not_fail_again() -> None:
+    check(FAILED_BEFORE)
+
+
+def check(seeds: Iterable[int]) -> None:
+    """Run seeds; the first one that fails tells its story."""
+    failed = [result for result in map(run_seed, seeds) if result.failure]
     if failed:
         worst = failed[0]
         story = "\n".join(worst.story[-STORY_LINES:])
         again = f"PYTHONPATH=. python -m tests.simulation --seed {worst.seed}"
         numbers = [result.seed for result in failed]
         pytest.fail(f"seed {worst.seed}: {worst.failure}\n{story}\nrun it again: {again}\nfailing seeds: {numbers}")
+
+
+@pytest.mark.parametrize("seed", MEMORY_SEEDS)
+def test_what_is_known_of_checkpoints_in_memory_decides(seed: int) -> None:
+    assert run_seed(seed).failure == ""
 
 
 def test_the_usual_schedules_hold_as_many_faults_as_they_should() -> None:

@@ -27,7 +27,8 @@ SURE = Finding("pcie", "0000:17:00.0", Verdict.SUSPECT, "aer", seen=2)
 DOWN = Finding("ports", "mlx5_0:1", Verdict.SUSPECT, "link-down", seen=2)
 WRONG = Finding(MATMUL, "GPU-0", Verdict.FATAL, "wrong-numbers")
 MOST_RAISES = 4
-"""So often a dead device makes workers of its pod raise; more would only use up the budget of a job's script."""
+"""So often dead devices make workers of a job raise; more would only use up what its script may fail without progress,
+rightly: mostly nobody may take ranks from such a pod."""
 PATIENCE_S = 15.0
 """Within that time a pod that can be blamed is."""
 
@@ -56,12 +57,16 @@ class Watches:
         """Pods whose preflight has failed."""
         self.spoken: set[str] = set()
         """Pods against which something has ever spoken."""
-        self.raises: dict[str, int] = {}
-        """How often a dead device may still make a worker raise, by uid of its pod."""
+        self.broken: set[str] = set()
+        """Pods with a dead device."""
+        self.num_raised = 0
+        """How often one has made a worker raise."""
         self.num_blamed = 0
         self._unfit: set[str] = set()
         self._blames: list[tuple[float, str]] = []
         """Of this life of the rendezvous."""
+        self._blamed_ever: set[str] = set()
+        """Names of pods that were blamed in any life: the next one goes on with the recovery of the one before."""
         self._moved: tuple[int, float] | None = None
         """Ranks of the world from which a pod was taken for what was found, and when."""
         self._due: tuple[str, float] | None = None
@@ -103,20 +108,20 @@ class Watches:
 
     def break_device(self, pod: Pod) -> None:
         """A device of a pod dies: who trains on it raises, and the watch says so a moment earlier or later."""
-        self.raises[pod.uid] = MOST_RAISES
+        self.broken.add(pod.uid)
         self.world.after(self.random.uniform(0.0, 2.0), lambda: self.find(pod, DEAD, None), "")
         for worker in pod.workers:
             self.entered(pod, worker)
 
     def entered(self, pod: Pod, worker: Worker) -> None:
         """A worker enters the training function, perhaps on a dead device."""
-        if self.raises.get(pod.uid, 0) > 0:
+        if pod.uid in self.broken and self.num_raised < MOST_RAISES:
             again = partial(self._raise, pod, worker, worker.iteration)
             self.world.after(self.random.uniform(0.0, 2.0), again, "")
 
     def _raise(self, pod: Pod, worker: Worker, iteration: int) -> None:
-        if worker.iteration == iteration and self.raises[pod.uid] > 0 and pod.is_alive:
-            self.raises[pod.uid] -= 1
+        if worker.iteration == iteration and self.num_raised < MOST_RAISES and pod.is_alive:
+            self.num_raised += 1
             self.world.note_guilt(pod, worker, "finds its device dead")
             pod.raise_exception(worker, "RuntimeError: the device is lost")
 
@@ -156,6 +161,7 @@ class Watches:
         if by_watch and not by_preflight and any(other != uid for _at_s, other in watched):
             raise FalseBlameError(f"{pod.name} is blamed so soon after another one: {watched}")
         self._blames.append((now_s, uid))
+        self._blamed_ever.add(pod.name)
         recent = [at_s for at_s, _uid in self._blames if now_s - at_s < BUDGET_S]
         if len(recent) > MAX_BLAMED:
             raise FalseBlameError(f"{len(recent)} pods are blamed within {BUDGET_S:g} s: {recent}")
@@ -166,7 +172,11 @@ class Watches:
             if not isinstance(action, Send):
                 continue
             uid, message = self.world.connections[action.session].pod.uid, action.message
-            if isinstance(message, Interrupt) and message.cause is Cause.DEVICE_FAULT and not self._blames:
+            if (
+                isinstance(message, Interrupt)
+                and message.cause is Cause.DEVICE_FAULT
+                and message.pod not in self._blamed_ever
+            ):
                 raise FalseBlameError(f"nobody is blamed: {message}")
             if isinstance(message, Respawn) and uid in self._unfit:
                 raise FalseBlameError(f"{uid} is called broken, and gets processes: {message}")
@@ -177,18 +187,30 @@ class Watches:
 
     def _check_whole(self, actions: list[Action]) -> None:
         """Check that a move for what was found makes no world smaller."""
-        world = self.world
+        world, coordinator = self.world, self.world.coordinator
+        incident = None if coordinator is None else coordinator._job.history.running
+        iteration = None if incident is None else incident.iteration_before
         for action in actions:
             if not isinstance(action, Send):
                 continue
             message = action.message
             if isinstance(message, Interrupt) and message.cause is Cause.DEVICE_FAULT:
-                self._moved = world.world_sizes.get(message.iteration, 0), world.now_s
+                if message.iteration != iteration:
+                    continue  # In the next iterations of a recovery other faults may come.
+                # Of whom nobody has heard yet, or who is away, may be lost as well.
+                self._moved = None
+                if self._are_heard(message.iteration):
+                    self._moved = world.world_sizes.get(message.iteration, 0), world.now_s
             elif isinstance(message, Plan) and self._moved is not None:
                 (size, at_s), self._moved = self._moved, None
                 is_calm = world.disturbed_s < at_s and not world.cordoned
                 if is_calm and message.world_size < size:
                     raise FalseBlameError(f"a finding makes {message.world_size} ranks of {size}: {message}")
+
+    def _are_heard(self, iteration: int) -> bool:
+        """Whether all pods of an iteration are there, as far as anybody can know."""
+        pods = [pod for pod, _worker in self.world.entries.get(iteration, {}).values()]
+        return all(pod.is_alive and pod.is_agent_up and pod.is_welcome and pod.can_hear for pod in pods)
 
     def _check_due(self) -> None:
         """Check that a pod with a dead device is blamed where a spare is ready and nothing speaks for a false alarm."""
@@ -211,6 +233,9 @@ class Watches:
         budget = sum(world.now_s - at_s < BUDGET_S for at_s, _uid in self._blames)
         is_free = not settings.layers and settings.rungs == DEFAULT_RUNGS and settings.max_faults_per_rank is None
         spares = [other for other in job.members.ready if other not in job.members.active and other not in self.failed]
+        # Without it enough pods must be left.
+        num_kept = sum(other not in job.members.out for other in job.members.active) - 1
+        is_free = is_free and num_kept + len(spares) >= settings.minimum_replicas
         is_heard = world.pods[uid].is_welcome and world.pods[uid].can_hear and uid in job.members.active
         can_be = is_free and fatal and is_heard and not lately - {uid} and budget < MAX_BLAMED and bool(spares)
         return uid if can_be and isinstance(job.phase, Running) and uid not in self._unfit else None

@@ -207,6 +207,8 @@ class World:
             else AgentReported(name, message)
         )
         self.ledger.note_ends(connection.pod, message)
+        if not isinstance(message, Heartbeat):
+            self.memory.note_told(connection.pod, message.memory)
         self.step(event)
         if self.random.random() < 0.05:
             self.ledger.check_repetition(event)

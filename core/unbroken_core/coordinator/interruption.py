@@ -22,7 +22,6 @@ from unbroken_core.coordinator.state.members import Newcomers
 from unbroken_core.coordinator.state.phases import Interrupted
 from unbroken_core.coordinator.state.places import Member, WorkerPlace
 from unbroken_core.pod.liveness import heartbeat_interval_s
-from unbroken_core.protocol.settings import HealthMode
 from unbroken_core.ranks.worlds import Outcome, Shortage, World
 from unbroken_core.recovery.ladder import (
     MAX_MISTAKES,
@@ -258,7 +257,7 @@ def _outcome(
         return first_outcome(job, phase, newcomers)
     # A new process at an old place is the process rung: such places are spares of the next interruption at best.
     respawned: dict[str, set[int]] = {} if Rung.PROCESS in possible else phase.respawned
-    worn = _worn_spares(job)
+    worn = job.worn_spares()
     if worn:
         # Whose devices are worn, or suspect, is promoted only where nobody else can be.
         ranking.exclude({**respawned, **newcomers.places, **worn})
@@ -268,13 +267,3 @@ def _outcome(
     ranking.exclude({**respawned, **newcomers.places})
     shortage = phase.consulting.shortage(ranking.version)
     return shortage or ranking.following(may_promote=Rung.POD in possible, may_grow=Rung.WORLD in possible)
-
-
-def _worn_spares(job: JobState) -> dict[str, set[int]]:
-    """Return the places of spares of which something was found, in jobs that act on it."""
-    if job.rules.has_code:
-        return {}
-    members, table = job.members, job.health
-    worn = [uid for uid in table.worn if table.is_worn(uid)] if job.settings.health is HealthMode.ACT else []
-    spares = (uid for uid in (*worn, *table.failed) if uid in members.ready and uid not in members.active)
-    return {uid: set(members.by_uid[uid].places) for uid in spares}

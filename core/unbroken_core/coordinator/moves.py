@@ -34,6 +34,8 @@ _Goal = tuple[int, Awaited]
 _GO_ON: _Goal = (NO_STEP, Awaited.STAND)
 _FOUND = (Cause.DEVICE_FAULT, Cause.STRAGGLER)
 _PLANNED = (Cause.POD_LEAVING, *_FOUND)
+_IN_VAIN_S = 600.0
+"""So long a job is left alone after it was to grow and has not: the pods that were ready are gone, say."""
 _SLACK_S = 2.0
 """So much longer than the coordinator workers wait: it is the one that ends the wait, unless it is gone."""
 
@@ -69,7 +71,11 @@ def decide_running(job: JobState, phase: Running, now_s: float) -> Decision:
 def begin_running(job: JobState, now_s: float) -> None:
     """All active workers are in the iteration: a recovery, if one was under way, is over."""
     incident, planned_s = job.history.running, job.world.planned_s
+    may_grow_again_s = -math.inf
     if incident is not None:
+        is_growth = incident.culprit.cause is Cause.CAPACITY_RETURNED
+        if is_growth and job.world.size <= incident.world_size_before:
+            may_grow_again_s = now_s + _IN_VAIN_S
         entered_s = job.progress.entered_s(planned_s, now_s)
         incident.add_phase(Phase.ENTER, entered_s - planned_s)
         job.history.close(entered_s)
@@ -78,7 +84,7 @@ def begin_running(job: JobState, now_s: float) -> None:
         job.inherited = job.inherited._replace(has_run=True)
     job.previous = new_world(job)  # Also one that was taken over: all of its ranks are in it.
     job.progress.run(now_s, job.world.size, job.world.iteration)
-    job.phase = Running(now_s)
+    job.phase = Running(now_s, may_grow_again_s=may_grow_again_s)
     job.report = StatusText(Reason.TRAINING, _running_text(job))
 
 
@@ -148,7 +154,8 @@ def _larger_world(job: JobState, phase: Running, now_s: float) -> tuple[World | 
     if not is_lossless or job.rules.has_code or Rung.POD not in job.budgets.allowed:
         return None, math.inf
     newcomers = job.members.newcomers(now_s, settings.timeouts.last_call_s)
-    ranking.exclude(newcomers.places)
+    # Of whom something was found is promoted only where ranks would else be lost: the plan would leave them out, too.
+    ranking.exclude({**newcomers.places, **job.worn_spares()})
     outcome = ranking.following(may_promote=True, may_grow=True)
     is_larger = isinstance(outcome, World) and outcome.world_size > job.world.size
     return outcome if isinstance(outcome, World) and is_larger else None, newcomers.until_s

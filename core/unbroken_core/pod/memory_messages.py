@@ -12,6 +12,7 @@ keeper -> agent    Counted, Holds, CertificateRequest; each whenever it has chan
 from dataclasses import dataclass
 from typing import Union
 
+from unbroken_core.pod.block_parts import Part
 from unbroken_core.protocol.messages import Buddies, Certificate, CertificateRequest
 from unbroken_core.vocabulary.checkpoints import Held, Load, OnDisk, Peer
 from unbroken_core.vocabulary.reasons import Word
@@ -103,10 +104,12 @@ class FetchShard:
     """(first, number) of each run; none: those with the layout and the objects."""
     restored_in: int = -1
     """The iteration that goes back to it: once that is over, nobody waits for its holder. -1: not said."""
+    ranges: tuple[tuple[int, int], ...] = ()
+    """(start, length) in bytes of the content, instead of blocks: of a keeper that has said Fetched.takes_ranges."""
 
 
 MAX_RUNS = 100
-"""Of blocks in one FetchShard."""
+"""Of blocks, or ranges, in one FetchShard."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,10 @@ class Fetched:
     inode: int
     num_bytes: int
     """What came over the network for this request, at most."""
+    takes_ranges: bool = False
+    """Whether this keeper fetches ranges of bytes; one of an earlier release fetches blocks."""
+    parts: tuple[Part, ...] = ()
+    """The blocks that the ranges touch of which only pieces are here. All others are whole."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@
 
     reader  Fetch  ->           holder
                    <- Missing
-                   <- Sending   then the blocks that were asked for, in order
+                   <- Sending   then the blocks that were asked for, in order; or, where ranges were, of each block
+                                that they touch their bytes in it, and a CRC-32 (4 bytes, big-endian) of each gap
 
 A frame is its length (4 bytes, big-endian) and a JSON object. Content is sent as it is.
 """
@@ -66,6 +67,9 @@ class Fetch:
     first_block: int = 0
     num_blocks: int = 0
     """0: the digests alone."""
+    ranges: tuple[tuple[int, int], ...] = ()
+    """(start, length) in bytes of the content, MAX_RANGES at most: instead of blocks. A holder of an earlier release
+    passes over them, and sends no content."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,8 @@ class Sending:
 
     head: str
     checksums: tuple[int, ...]
+    has_ranges: bool = False
+    """Whether what follows is the ranges."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from unbroken_core.vocabulary.checkpoints import (
     MAX_FLOORS,
     MAX_LOADS,
     MAX_PINNED,
+    MAX_RANGES,
     MAX_SOURCES,
 )
 from unbroken_core.vocabulary.findings import MAX_FINDINGS
@@ -296,6 +297,7 @@ BOUNDS: dict[str, Bound] = {
     "checksums": Items(MAX_BLOCKS, Number(0, (1 << 32) - 1)),
     "first_block": Number(0, MAX_BLOCKS),
     "num_blocks": Number(0, MAX_BLOCKS),
+    "ranges": Items(MAX_RANGES, Number(0, MAX_BLOCKS << 20)),
     # Checkpoints in memory.
     "arena": Text(64, r"[0-9a-f]*", "hexadecimal digits"),
     "holdings": Items(4 * MAX_RANKS_PER_POD),

@@ -309,6 +309,11 @@ class Ranking:
 
     # -------------------------------------------------------------------------------------------------- internals
 
+    def _num_healthy(self) -> int:
+        """Return how many pods have enough healthy workers for a world."""
+        least = self.rules.minimum_ranks_per_pod
+        return sum(seat.size - len(seat.lost) >= least for seat in self._seats.values())
+
     def _change(self) -> None:
         self._take_back()
         self._version += 1
@@ -378,9 +383,11 @@ class Ranking:
             return Shortage(
                 num_pods, healthy, f"{counted(num_pods, 'healthy pod')} of at least {rules.minimum_replicas}"
             )
-        if self._line_pods < rules.minimum_replicas:
-            detail = f"{counted(self._line_pods, 'healthy pod')} of at least {rules.minimum_replicas}"
-            return Shortage(self._line_pods, num_ranks, detail)
+        # The script has yet to say who gets ranks: it may choose among all that are healthy.
+        num_pods = self._num_healthy() if rules.has_code else self._line_pods
+        if num_pods < rules.minimum_replicas:
+            detail = f"{counted(num_pods, 'healthy pod')} of at least {rules.minimum_replicas}"
+            return Shortage(num_pods, num_ranks, detail)
         if plan.world_size < 1:
             detail = f"{num_ranks} healthy ranks, a multiple of {rules.divisible_by} is wanted"
             return Shortage(self._line_pods, num_ranks, detail)

@@ -23,6 +23,8 @@ MAX_PINNED = 2
 MAX_FETCHES = 256
 """Runs of shards that a pod is told to fetch for one candidate. Peers of a Restore are as many: all of it goes into an
 environment."""
+MAX_RANGES = 512
+"""Parts of a shard that one keeper asks another one for at once."""
 MAX_FLOORS = 32
 """Loads that a coordinator remembers, and tells with a plan."""
 

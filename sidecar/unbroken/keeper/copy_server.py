@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -15,12 +16,13 @@ from contextlib import closing
 from typing import Protocol
 
 from unbroken.keeper.arena import Arena, SealedSlot
-from unbroken.keeper.copies import Copies, NotKeptError
+from unbroken.keeper.copies import Copies, NotKeptError, checksum
 from unbroken.keeper.digests import read_digests
 from unbroken.keeper.peer_link import Link, LinkError, Pause, accept, parts_of
 from unbroken.keeper.peer_places import PeerPlace, PeerPlaces
 from unbroken.keeper.rarely import Rarely
 from unbroken.keeper.reading import ReadLock, SlotBusyError
+from unbroken_core.pod.block_parts import Pieces, block_size, gaps_of, pieces_of
 from unbroken_core.pod.memory_slots import BLOCK_BYTES, CONTENT_OFFSET, Head, digests_name, num_blocks, read_head
 from unbroken_core.pod.replica_messages import (
     Declined,
@@ -199,8 +201,12 @@ class CopyServer:
             if digests is None or digests.problem:
                 return False
             last = min(wanted.first_block + wanted.num_blocks, len(digests.checksums))
-            link.send(Sending(slot.packed_head.hex(), tuple(digests.checksums)))
+            pieces = _checked_pieces(wanted.ranges, sealed.head.content_bytes)
+            link.send(Sending(slot.packed_head.hex(), tuple(digests.checksums), bool(wanted.ranges)))
             try:
+                if wanted.ranges:
+                    _send_pieces(link, slot, pieces, sealed.head.content_bytes)
+                    return True
                 for block in range(wanted.first_block, last):
                     for chunk in slot.chunks(block):
                         link.send_content(chunk)
@@ -230,6 +236,23 @@ def _stand_back(receive: Callable[[], str]) -> str:
         # The limit on processes of the pod, which its trainer may have used up.
         return receive()
     return received.result()
+
+
+def _checked_pieces(ranges: tuple[tuple[int, int], ...], content_bytes: int) -> dict[int, Pieces]:
+    """Return what ranges want of each block. Raises LinkError."""
+    for start, length in ranges:
+        if start < 0 or length <= 0 or start + length > content_bytes:
+            raise LinkError(f"ranges: want parts of {content_bytes} bytes, got {length} from {start} on")
+    return pieces_of(ranges, content_bytes)
+
+
+def _send_pieces(link: Link, slot: ReadLock, pieces: dict[int, Pieces], content_bytes: int) -> None:
+    """Send pieces of blocks, and behind those of each block the CRC-32 of its gaps. Raises LinkError, OSError."""
+    for block, found in pieces.items():
+        whole = memoryview(b"".join(bytes(chunk) for chunk in slot.chunks(block)))
+        gaps = [checksum(whole[first:last]) for first, last in gaps_of(found, block_size(block, content_bytes))]
+        sent = [whole[first:last] for first, last in found]
+        link.send_content(b"".join((*sent, struct.pack(f">{len(gaps)}I", *gaps))))
 
 
 def checked_head(text: str, checksums: tuple[int, ...]) -> Head:

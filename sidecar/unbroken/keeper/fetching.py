@@ -3,7 +3,8 @@
     <root>/<pod uid>/fetched/<digest of what it is>.slot
 
 The file has its head and all digests from the beginning, and no blocks: a worker compares each block that it reads with
-its digest, so that what is not there, or differs, is an error for it, as in any other slot.
+its digest, so that what is not there, or differs, is an error for it, as in any other slot. Of blocks of which only
+pieces are here it is told the CRC-32 of the gaps, too.
 """
 
 import contextlib
@@ -12,16 +13,17 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from unbroken.keeper.arena import FETCHED, Arena
-from unbroken.keeper.copies import compare
+from unbroken.keeper.copies import NotKeptError, checksum, compare
 from unbroken.keeper.copy_reader import Fetching, MissingError
 from unbroken.keeper.digests import Digests, open_slot, write_digests
 from unbroken.keeper.peer_link import Link, LinkError, Pause, connect
+from unbroken_core.pod.block_parts import Part, Pieces, block_size, checksum_of_parts, is_in, joined, pieces_of
 from unbroken_core.pod.memory_messages import Fetched, FetchShard, FoundSlot, NotFetched
 from unbroken_core.pod.memory_slots import (
     BLOCK_BYTES,
@@ -39,16 +41,41 @@ _REMOVAL_S = 10.0
 """A fetch that has no room waits so long for what is being given back."""
 _LEAST_BYTES_PER_S = 20e6
 """A peer that sends slower is given up, so that no restore waits without an end."""
+_MOST_PIECES = 8
+"""A block of which more pieces are wanted is fetched whole."""
+_PAGE_BYTES = 4096
 
 
 @dataclass
-class Part:
-    """One checkpoint of which some blocks are here."""
+class _Lacking:
+    """What is to be fetched."""
+
+    blocks: set[int]
+    pieces: dict[int, Pieces]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of content, at most."""
+        return len(self.blocks) * BLOCK_BYTES + sum(
+            last - first for found in self.pieces.values() for first, last in found
+        )
+
+    @property
+    def growth(self) -> int:
+        """By how much the file grows, at most: a piece may begin and end within a page."""
+        return self.num_bytes + 2 * _PAGE_BYTES * sum(map(len, self.pieces.values()))
+
+
+@dataclass
+class PartialShard:
+    """One checkpoint of which some blocks are here, and pieces of others."""
 
     path: Path
     head: Head
     checksums: tuple[int, ...]
     blocks: set[int] = field(default_factory=set)
+    pieces: dict[int, tuple[Pieces, tuple[int, ...]]] = field(default_factory=dict)
+    """With the CRC-32 of the gaps, by block."""
 
     @property
     def content_bytes(self) -> int:
@@ -58,15 +85,49 @@ class Part:
     def write(self, block: int, content: bytes | memoryview) -> None:
         """Write one block once it was compared with its digest. Raises NotKeptError, OSError."""
         compare(block, content, self.checksums)
+        self._write(block, [(0, len(content))], content)
+        self.blocks.add(block)
+        self.pieces.pop(block, None)
+
+    def write_pieces(self, block: int, pieces: Pieces, content: memoryview, gaps: Sequence[int]) -> None:
+        """Write pieces of one block once it was compared with its digest. Raises NotKeptError, OSError."""
+        found = checksum_of_parts(pieces, gaps, len(content), lambda first, last: checksum(content[first:last]))
+        if found != self.checksums[block]:
+            raise NotKeptError(f"block {block} differs from what its owner digested")
+        self._write(block, pieces, content)
+        self.pieces[block] = (pieces, tuple(gaps))
+
+    def lacking(self, ranges: Iterable[tuple[int, int]]) -> _Lacking:
+        """Return what of these ranges is not here yet."""
+        found = _Lacking(set(), {})
+        for block, wanted in pieces_of(ranges, self.content_bytes).items():
+            here, _gaps = self.pieces.get(block, ((), ()))
+            if block in self.blocks or is_in(wanted, here):
+                continue
+            # All at once: what is compared is the block.
+            pieces = joined(wanted, here)
+            if len(pieces) > _MOST_PIECES or pieces == ((0, block_size(block, self.content_bytes)),):
+                found.blocks.add(block)
+            else:
+                found.pieces[block] = pieces
+        return found
+
+    def parts(self, ranges: Iterable[tuple[int, int]]) -> tuple[Part, ...]:
+        """Return the blocks that these ranges touch of which only pieces are here."""
+        touched = pieces_of(ranges, self.content_bytes)
+        return tuple((block, *self.pieces[block]) for block in touched if block in self.pieces)
+
+    def _write(self, block: int, pieces: Iterable[tuple[int, int]], content: bytes | memoryview) -> None:
         descriptor = open_slot(self.path, os.O_WRONLY)
         try:
-            done, start = 0, CONTENT_OFFSET + block * BLOCK_BYTES
-            with memoryview(content) as left:
-                while done < len(left):
-                    done += os.pwrite(descriptor, left[done:], start + done)
+            start = CONTENT_OFFSET + block * BLOCK_BYTES
+            with memoryview(content) as whole:
+                for first, last in pieces:
+                    done = first
+                    while done < last:
+                        done += os.pwrite(descriptor, whole[done:last], start + done)
         finally:
             os.close(descriptor)
-        self.blocks.add(block)
 
 
 class Fetcher:
@@ -79,7 +140,7 @@ class Fetcher:
         self._guard = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
         """By name: one worker fetches into a file at a time."""
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, PartialShard] = {}
         self._is_open = False
         self._num_gone = 0
         self._removals: set[threading.Event] = set()
@@ -168,15 +229,20 @@ class Fetcher:
             link.until_s = time.monotonic() + _PATIENCE_S
             fetching = Fetching(link, wanted.rank, wanted.world_size, moment)
             part = self._part(name, fetching)
-            blocks = _blocks(wanted, part) - part.blocks
-            num_bytes = len(blocks) * BLOCK_BYTES
+            if wanted.ranges:
+                lacking = part.lacking(wanted.ranges)
+            else:
+                lacking = _Lacking(_blocks(wanted, part) - part.blocks, {})
+            num_bytes = lacking.num_bytes
             link.until_s += num_bytes / _LEAST_BYTES_PER_S
-            asked_s = time.monotonic()
-            with self._making(self._arena.folder / FETCHED / name, num_bytes + CONTENT_OFFSET) as problem:
-                link.until_s += time.monotonic() - asked_s
-                if problem:
-                    return NotFetched(f"no room for what is fetched from other pods: {problem}")
-                fetching.fetch(part, _runs(blocks))
+            problem = self._fill(name, part, fetching, link, lacking)
+            if not problem and (left := part.lacking(wanted.ranges)).num_bytes:
+                # Its holder is of a release that has whole blocks only.
+                left = _Lacking(left.blocks | left.pieces.keys(), {})
+                num_bytes += left.num_bytes
+                problem = self._fill(name, part, fetching, link, left)
+            if problem:
+                return NotFetched(f"no room for what is fetched from other pods: {problem}")
         status = part.path.stat()
         return Fetched(
             FoundSlot(
@@ -185,7 +251,19 @@ class Fetcher:
             ),
             status.st_ino,
             num_bytes,
+            takes_ranges=True,
+            parts=part.parts(wanted.ranges),
         )  # fmt: skip
+
+    def _fill(self, name: str, part: PartialShard, fetching: Fetching, link: Link, lacking: _Lacking) -> str:
+        """Fetch what is lacking; return why there is no room for it, "" if there is."""
+        asked_s = time.monotonic()
+        with self._making(self._arena.folder / FETCHED / name, lacking.growth + CONTENT_OFFSET) as problem:
+            link.until_s += time.monotonic() - asked_s
+            if not problem:
+                fetching.fetch(part, _runs(lacking.blocks))
+                fetching.fetch_pieces(part, lacking.pieces)
+        return problem
 
     def _reach(self, wanted: FetchShard, context: ssl.SSLContext) -> Link:
         """Return a connection; a keeper that was just killed is started again within a moment. Raises LinkError."""
@@ -202,7 +280,7 @@ class Fetcher:
                     # Its pod has left, or another one has: the next plan says who has what, and waits for this.
                     raise LinkError(f"{error}; iteration {wanted.restored_in} is over") from error
 
-    def _part(self, name: str, fetching: Fetching) -> Part:
+    def _part(self, name: str, fetching: Fetching) -> PartialShard:
         """Return the file for what is offered, made anew unless it holds blocks of the very same. Raises OSError."""
         part = self._parts.get(name)
         if part is not None and (part.head, part.checksums) == (fetching.head, fetching.checksums):
@@ -223,7 +301,7 @@ class Fetcher:
             os.pwrite(descriptor, pack_head(fetching.head) * 2, 0)
         finally:
             os.close(descriptor)
-        part = self._parts[name] = Part(path, fetching.head, fetching.checksums)
+        part = self._parts[name] = PartialShard(path, fetching.head, fetching.checksums)
         return part
 
 
@@ -239,7 +317,7 @@ def _name_of(wanted: FetchShard) -> str:
     return f"{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.slot"
 
 
-def _blocks(wanted: FetchShard, part: Part) -> set[int]:
+def _blocks(wanted: FetchShard, part: PartialShard) -> set[int]:
     """Return the blocks that a worker wants: if it names none, those that say which it needs, layout and objects."""
     last = len(part.checksums)
     if wanted.blocks:

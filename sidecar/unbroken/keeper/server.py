@@ -40,7 +40,7 @@ from unbroken_core.pod.memory_messages import (
     ToKeeper,
     Written,
 )
-from unbroken_core.pod.memory_slots import CONTENT_OFFSET, NUM_SLOTS, slot_name
+from unbroken_core.pod.memory_slots import BLOCK_BYTES, CONTENT_OFFSET, NUM_SLOTS, slot_name
 from unbroken_core.protocol import wire
 from unbroken_core.protocol.bounds import MAX_BLOCKS
 from unbroken_core.vocabulary.errors import InputError, WireError, assert_never
@@ -208,6 +208,9 @@ class Keeper:
     def _fetch(self, wanted: FetchShard) -> Fetched | NotFetched:
         if not all(0 <= number <= MAX_BLOCKS for run in wanted.blocks for number in run):
             raise WireError(f"FetchShard.blocks: want numbers from 0 to {MAX_BLOCKS}")
+        most = MAX_BLOCKS * BLOCK_BYTES
+        if not all(0 <= start <= most and 0 < length <= most for start, length in wanted.ranges):
+            raise WireError(f"FetchShard.ranges: want (start, length) from 0 to {most}, with one byte at least")
         began_s = time.monotonic()
         answer = self._fetcher.fetch(wanted, self._replication.context(_CERTIFICATE_S))
         if isinstance(answer, NotFetched):

@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -207,9 +207,9 @@ class WorkerSlots:
         """Ask what can be read on this host; None without a keeper."""
         return self.client.ask(Find(), Found, _DIGESTION_S)
 
-    def fetch(self, wanted: FetchShard, runs: tuple[tuple[int, int], ...]) -> Fetched | NotFetched | None:
-        """Have the keeper fetch blocks of another pod's; None without a keeper. It gives up a peer that is too slow."""
-        answer = self.client.ask_any(replace(wanted, blocks=runs), _FETCH_S)
+    def fetch(self, wanted: FetchShard) -> Fetched | NotFetched | None:
+        """Have the keeper fetch parts of another pod's; None without a keeper. It gives up a peer that is too slow."""
+        answer = self.client.ask_any(wanted, _FETCH_S)
         return answer if isinstance(answer, (Fetched, NotFetched)) else None
 
     def loaded(self, load: Load) -> bool:

@@ -1,17 +1,22 @@
-"""Shards that other pods have: the own keeper fetches the blocks that are wanted, when they are first looked at."""
+"""Shards that other pods have: the own keeper fetches what is wanted of them, when it is first looked at."""
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unbroken.memory.arena import WorkerSlots
+from unbroken.memory.checksums import checksum
 from unbroken.memory.choosing import ReadableCheckpoint
 from unbroken.memory.sources import Source, UnreadableError, blocks_of, open_source
+from unbroken_core.pod.block_parts import Pieces, block_size, checksum_of_parts, gaps_of, is_in, pieces_of, ranges_of
 from unbroken_core.pod.memory_messages import MAX_RUNS, Fetched, FetchShard, FoundSlot
-from unbroken_core.pod.memory_slots import Moment
+from unbroken_core.pod.memory_slots import BLOCK_BYTES, Moment
 from unbroken_core.vocabulary.checkpoints import Peer, Restore
 
 logger = logging.getLogger(__name__)
+
+_LEAST_GAP = 4096
+"""What lies between two ranges and is smaller comes with them: a page has been touched already."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class Holders:
 
 @dataclass
 class RemoteSource(Source):
-    """One shard in the memory of another pod, of which blocks are fetched before they are compared."""
+    """One shard in the memory of another pod, of which what is wanted is fetched before it is compared."""
 
     arena: WorkerSlots | None = None
     wanted: FetchShard | None = None
@@ -66,30 +71,75 @@ class RemoteSource(Source):
     """What was fetched."""
     problem: str = ""
     """Why its holder could not hand something out; "" while it could."""
+    takes_ranges: bool = False
+    """Whether the keeper fetches ranges of bytes; one of an earlier release fetches blocks."""
     _here: set[int] = field(default_factory=set)
+    _parts: dict[int, tuple[Pieces, tuple[int, ...]]] = field(default_factory=dict)
+    """Blocks of which only pieces are here, with the CRC-32 of their gaps."""
+    _verified_parts: dict[int, Pieces] = field(default_factory=dict)
 
     def verify(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Fetch all blocks that the ranges (start, length) touch, and compare them. Raises UnreadableError."""
+        """Fetch what the ranges (start, length) touch, and compare it. Raises UnreadableError."""
         ranges = list(ranges)
         lacking = blocks_of(ranges) - self._here
-        if lacking:
-            self._fetch(lacking)
-        super().verify(ranges)
+        if lacking and self.takes_ranges:
+            self._fetch_ranges(ranges)
+        elif lacking:
+            self._fetch_blocks(lacking)
+        touched = blocks_of(ranges)
+        self._compare(touched & self._here)
+        for block in sorted(touched - self._here):
+            self._compare_part(block)
 
-    def _fetch(self, blocks: set[int]) -> None:
+    def _fetch_blocks(self, blocks: set[int]) -> None:
+        runs = _runs(blocks)
+        for first in range(0, len(runs), MAX_RUNS):
+            self._fetch(blocks=tuple(runs[first : first + MAX_RUNS]))
+        self._here |= blocks
+
+    def _fetch_ranges(self, ranges: list[tuple[int, int]]) -> None:
+        size = self.head.content_bytes
+        if any(start + length > size for start, length in ranges):
+            raise UnreadableError(f"{self.path}: has {size} bytes, and a part behind them is wanted")
+        pieces = pieces_of(ranges, size, _LEAST_GAP)
+        lacking = {block: wanted for block, wanted in pieces.items() if not self._has(block, wanted)}
+        wanted = ranges_of(lacking)
+        for first in range(0, len(wanted), MAX_RUNS):
+            answer = self._fetch(ranges=tuple(wanted[first : first + MAX_RUNS]))
+            self._parts.update({block: (found, gaps) for block, found, gaps in answer.parts})
+            whole = blocks_of(wanted[first : first + MAX_RUNS]) - {block for block, _found, _gaps in answer.parts}
+            self._here |= whole
+            for block in whole:
+                self._parts.pop(block, None)
+
+    def _has(self, block: int, wanted: Pieces) -> bool:
+        return block in self._here or (block in self._parts and is_in(wanted, self._parts[block][0]))
+
+    def _fetch(self, blocks: tuple[tuple[int, int], ...] = (), ranges: tuple[tuple[int, int], ...] = ()) -> Fetched:
         if self.arena is None or self.wanted is None:
             raise UnreadableError(f"{self.path}: cannot be fetched")
-        runs = _runs(blocks)
         try:
-            for first in range(0, len(runs), MAX_RUNS):
-                answer = fetched(self.arena, self.wanted, tuple(runs[first : first + MAX_RUNS]))
-                self.num_bytes += answer.num_bytes
-                if answer.inode != self.inode:
-                    raise UnreadableError(f"{self.path}: the keeper was started again meanwhile")
+            answer = fetched(self.arena, replace(self.wanted, blocks=blocks, ranges=ranges))
+            if answer.inode != self.inode:
+                raise UnreadableError(f"{self.path}: the keeper was started again meanwhile")
         except UnreadableError as error:
             self.problem = str(error)
             raise
-        self._here |= blocks
+        self.num_bytes += answer.num_bytes
+        return answer
+
+    def _compare_part(self, block: int) -> None:
+        """Compare pieces of a block with its digest, given those of the gaps between. Raises UnreadableError."""
+        pieces, gaps = self._parts.get(block, ((), ()))
+        if self._verified_parts.get(block) == pieces:
+            return
+        size, start = block_size(block, self.head.content_bytes), block * BLOCK_BYTES
+        is_possible = size and block < len(self.checksums) and len(gaps) == len(gaps_of(pieces, size))
+        if not is_possible or self.checksums[block] != checksum_of_parts(
+            pieces, gaps, size, lambda first, last: checksum(self.content[start + first : start + last])
+        ):
+            raise UnreadableError(f"{self.path}: block {block} differs from what was sealed")
+        self._verified_parts[block] = pieces
 
 
 class Remote:
@@ -159,20 +209,21 @@ class Remote:
             holder.peer, holder.rank, candidate.world_size, moment.term, moment.iteration, moment.step,
             restored_in=self._iteration,
         )  # fmt: skip
-        answer = fetched(self._arena, wanted, ())
+        answer = fetched(self._arena, wanted)
         found = open_source(_checked(answer.slot, wanted))
         source = RemoteSource(
             found.path, found.head, found.content, found.checksums, found.mapped,
             arena=self._arena, wanted=wanted, inode=answer.inode, num_bytes=answer.num_bytes,
+            takes_ranges=answer.takes_ranges,
         )  # fmt: skip
         head = found.head
         source._here |= blocks_of([(0, head.layout_bytes), (head.objects_offset, head.objects_bytes)])
         return source
 
 
-def fetched(arena: WorkerSlots, wanted: FetchShard, runs: tuple[tuple[int, int], ...]) -> Fetched:
-    """Have the keeper fetch blocks. Raises UnreadableError."""
-    answer = arena.fetch(wanted, runs)
+def fetched(arena: WorkerSlots, wanted: FetchShard) -> Fetched:
+    """Have the keeper fetch a part of a shard. Raises UnreadableError."""
+    answer = arena.fetch(wanted)
     if isinstance(answer, Fetched):
         return answer
     raise UnreadableError("no keeper answers" if answer is None else answer.reason)

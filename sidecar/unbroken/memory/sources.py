@@ -98,7 +98,10 @@ class Source:
 
     def verify(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Compare all blocks that the ranges (start, length) touch with their digests. Raises UnreadableError."""
-        wanted = blocks_of(ranges)
+        self._compare(blocks_of(ranges))
+
+    def _compare(self, wanted: set[int]) -> None:
+        """Compare whole blocks with their digests. Raises UnreadableError."""
         blocks = wanted - self._verified
         num_threads = min(self.max_threads, num_processors() // torch.get_num_threads())
         wrong = wrong_blocks(self.content, blocks, self.checksums, num_threads)

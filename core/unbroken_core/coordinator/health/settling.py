@@ -2,8 +2,9 @@
 
 A pod that is blamed gives its ranks to a spare: after a common step while all is well, at once where its iteration is
 interrupted already. It gets no new process. Without a ready spare nobody is blamed: the job goes on as long as it can,
-and recovers as without findings. The same holds where the rung `pod` has no budget
-left, or no layer lets a spare take the ranks: a finding ends no job, and makes none smaller.
+and recovers as without findings. The same holds where the rung `pod` has no budget left, no layer lets a spare take the
+ranks, or fewer than minReplicas pods would be left: a finding ends no job, and makes none smaller. If the spare is lost
+while all are led to a common step, the blame is taken back, and nobody moves.
 """
 
 import math
@@ -12,20 +13,16 @@ from dataclasses import replace
 
 from unbroken_core.coordinator.faults import inspect
 from unbroken_core.coordinator.health.stragglers import note_moved, settle_stragglers
+from unbroken_core.coordinator.health.takers import LOOK_AGAIN_S, are_there_still, can_take, takers_of
 from unbroken_core.coordinator.state.health_table import HealthTable
 from unbroken_core.coordinator.state.job import JobState
+from unbroken_core.coordinator.state.members import Newcomers
 from unbroken_core.coordinator.state.phases import Interrupted, Running
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.protocol.log_rules.rules import LogVerdict
 from unbroken_core.protocol.settings import HealthMode, StragglerMode
-from unbroken_core.ranks.worlds import World
 from unbroken_core.recovery.health import BREAKER_S, BUDGET_S, SWITCH_S, Blame, Strike, assess, assess_preflights
 from unbroken_core.vocabulary.findings import LOG_LINES, PREFLIGHT, Health, Verdict
-from unbroken_core.vocabulary.layers import replacement_depth
-from unbroken_core.vocabulary.reasons import Cause, Rung, WorkerPhase
-
-_LOOK_AGAIN_S = 1.0
-"""Whether layers let a spare take the ranks is a plan of the whole job."""
 
 
 def receive_health(job: JobState, member: Member, health: Health | None, now_s: float) -> None:
@@ -52,9 +49,13 @@ def settle_health(job: JobState, now_s: float) -> float:
     if not table.strikes and not table.failed and not believed:
         _note(table, Blame({}))
         return math.inf
+    newcomers = members.newcomers(now_s, job.settings.timeouts.last_call_s)
+    _acquit(job, believed, newcomers, now_s)
+    believed = [uid for uid in believed if uid in members.unfit]
     recent = {uid: at_s for uid, at_s in table.blamed_s.items() if now_s - at_s < BREAKER_S}
     table.blamed_s = dict(recent)
     table.blames_s = [at_s for at_s in table.blames_s if now_s - at_s < BUDGET_S]
+    table.takers = {uid: takers for uid, takers in table.takers.items() if uid in members.unfit}
     table.unmovable_s = {
         uid: at_s for uid, at_s in table.unmovable_s.items() if uid in table.strikes or uid in table.failed
     }
@@ -63,12 +64,10 @@ def settle_health(job: JobState, now_s: float) -> float:
     lately = _failed_lately(table, now_s)
     of_preflight = assess_preflights(table.failed, len(table.preflights), believed, lately, len(table.blames_s))
     _note(table, replace(blame, held="; ".join(filter(None, (blame.held, of_preflight.held)))))
-    for uid in believed:
-        if uid not in table.strikes and uid not in table.failed:
-            members.note_unfit(members.by_uid[uid], "")
     due_s = [at_s + BREAKER_S for at_s in recent.values()] + [at_s + BUDGET_S for at_s in table.blames_s[:1]]
     due_s += [at_s + BUDGET_S for at_s in table.failed_s.values()]
-    due_s += [at_s + _LOOK_AGAIN_S for at_s in table.unmovable_s.values() if at_s + _LOOK_AGAIN_S > now_s]
+    due_s += [at_s + LOOK_AGAIN_S for at_s in table.unmovable_s.values() if at_s + LOOK_AGAIN_S > now_s]
+    due_s.append(newcomers.until_s)
     for uid, strike in blame.blamed.items():
         if uid in members.unfit or not _acts(job, strike):
             continue
@@ -76,15 +75,27 @@ def settle_health(job: JobState, now_s: float) -> float:
         wait_s = SWITCH_S if strike.is_link and domains[uid] else 0.0
         if now_s < table.since_s[uid] + wait_s:
             due_s.append(table.since_s[uid] + wait_s)
-        elif _may_blame(job, members.by_uid[uid], strike, now_s):
+        elif _may_blame(job, members.by_uid[uid], strike, newcomers, now_s):
             table.blamed_s[uid] = now_s
             _blame(job, uid, strike, now_s)
     for uid, strike in of_preflight.blamed.items():
-        if uid not in members.unfit and _may_blame(job, members.by_uid[uid], strike, now_s):
+        if uid not in members.unfit and _may_blame(job, members.by_uid[uid], strike, newcomers, now_s):
             table.failed_s[uid] = now_s
             _blame(job, uid, strike, now_s)
             break  # One, and no other one soon.
     return min(due_s, default=math.inf)
+
+
+def _acquit(job: JobState, believed: Sequence[str], newcomers: Newcomers, now_s: float) -> None:
+    """Take back a blame that nothing speaks for any more, or that moves nothing while all train."""
+    table, members = job.health, job.members
+    for uid in believed:
+        member = members.by_uid[uid]
+        if table.is_doubted(uid) and not _is_in_vain(job, member, newcomers, now_s):
+            continue
+        if table.is_doubted(uid):
+            table.failed_s.pop(uid, None)  # So that it may be blamed again once another spare is ready.
+        members.note_unfit(member, "")
 
 
 def _failed_lately(table: HealthTable, now_s: float) -> Mapping[str, float]:
@@ -116,64 +127,35 @@ def _note(table: HealthTable, blame: Blame) -> None:
         table.num_changes += 1
 
 
-def _may_blame(job: JobState, member: Member, strike: Strike, now_s: float) -> bool:
+def _may_blame(job: JobState, member: Member, strike: Strike, newcomers: Newcomers, now_s: float) -> bool:
     """Return whether a pod may lose its ranks, or its place among the spares, for what was found."""
-    if not member.ranks:
-        return isinstance(job.phase, Running)
-    others = [uid for uid in job.members.ready if uid not in job.members.active and not job.health.is_doubted(uid)]
-    if not others or not _may_promote(job, strike.cause, now_s):
-        return False
     if isinstance(job.phase, Running):
         # Where every move restarts the processes from a checkpoint, a suspicion is not worth one.
         is_worth_it = strike.is_fatal or (job.settings.is_in_process and job.settings.timeouts.drain_s > 0)
-        if not is_worth_it:
+        if member.ranks and not is_worth_it:
             return False
-        is_planned = job.rules.layers and not job.rules.has_code
-        return _has_taker(job, member, now_s) if is_planned else _is_enough(job, member, others)
     # What interrupted it may have nothing to do with a suspicion.
-    return isinstance(job.phase, Interrupted) and strike.is_fatal and _is_enough(job, member, others)
-
-
-def _may_promote(job: JobState, cause: Cause, now_s: float) -> bool:
-    """Return whether a spare may be promoted for this: without the rung, the job would shrink or end."""
-    if not job.settings.counts(cause):
-        return Rung.POD in job.budgets.allowed
-    return job.budgets.is_possible(Rung.POD, now_s)
-
-
-def _has_taker(job: JobState, member: Member, now_s: float) -> bool:
-    """Return whether spares may take all ranks of a pod, where layers say which may."""
-    seen_s = job.health.unmovable_s.get(member.uid, -math.inf)
-    if now_s < seen_s + _LOOK_AGAIN_S:
+    elif not (isinstance(job.phase, Interrupted) and member.ranks and strike.is_fatal):
         return False
-    ranking = job.members.ranking
-    ranking.exclude({member.uid: member.places.keys()})
-    outcome = ranking.following(may_promote=True, may_grow=False)
-    is_whole = isinstance(outcome, World) and not outcome.num_closed and outcome.world_size >= job.world.size
-    ranking.exclude({})
-    if not is_whole:
-        job.health.unmovable_s[member.uid] = now_s
-    return is_whole
+    takers = takers_of(job, member, newcomers)
+    if not can_take(job, member, takers, strike.cause, now_s):
+        return False
+    job.health.takers[member.uid] = takers
+    return True
 
 
-def _is_enough(job: JobState, member: Member, others: Sequence[str]) -> bool:
-    """Return whether these pods may take all ranks of one, and those that others have lost in an interruption.
-
-    Nobody plans while workers still leave, so workers are counted: the ready ones of pods that may stand in for this
-    one, whatever layers forbid. Pods that lost their ranks are ready again, and no spares for anybody.
-    """
-    ranking, by_uid, layers = job.members.ranking, job.members.by_uid, job.rules.tree_layers()
-    limited = [depth for depth, layer in enumerate(layers[1:-1], 1) if layer.max_ranks is not None]
-    depth = max(replacement_depth(layers), *limited, 0)
-
-    def place(uid: str) -> tuple[str, ...]:
-        return (*ranking.domains(uid), uid)[:depth]
-
-    own = place(member.uid)
-    free = (seat.state.phase for uid in others if place(uid) == own for seat in by_uid[uid].places.values())
-    num_free = sum(phase is WorkerPhase.READY for phase in free)
-    kept = (by_uid[uid] for uid in job.members.active if uid not in job.members.out and uid != member.uid)
-    return num_free >= job.world.size - sum(len(each.ranks) for each in kept)
+def _is_in_vain(job: JobState, member: Member, newcomers: Newcomers, now_s: float) -> bool:
+    """Return whether a pod that is blamed still has its ranks, all train on, and nobody can take them any more."""
+    takers = job.health.takers.get(member.uid)
+    if takers is None or not member.ranks or not isinstance(job.phase, Running):
+        return False
+    if are_there_still(job, member, takers):
+        return False
+    others = takers_of(job, member, newcomers)
+    if not can_take(job, member, others, member.unfit_cause, now_s):
+        return True
+    job.health.takers[member.uid] = others
+    return False
 
 
 def _domain(job: JobState, uid: str) -> str:

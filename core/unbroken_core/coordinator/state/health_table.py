@@ -3,9 +3,19 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from unbroken_core.recovery.health import Blame, Strike, preflight_strike_of, strike_of
 from unbroken_core.vocabulary.findings import PREFLIGHT, STRAGGLERS, Finding, Health, Verdict
+
+
+class Takers(NamedTuple):
+    """On whom it rests that a pod may be blamed."""
+
+    spares: tuple[str, ...]
+    """Uids of those that nothing speaks against and that can get ranks now."""
+    num_kept: int
+    """How many pods with ranks keep them."""
 
 
 @dataclass
@@ -39,6 +49,8 @@ class HealthTable:
     """When each pod was blamed last for its preflight."""
     unmovable_s: dict[str, float] = field(default_factory=dict)
     """When it was last seen that the ranks of a pod have no place to go."""
+    takers: dict[str, Takers] = field(default_factory=dict)
+    """On whom each blame rests, by uid of the pod that is blamed."""
     worn: dict[str, None] = field(default_factory=dict)
     """Pods with a finding that is worse than ok."""
     blame: Blame = field(default_factory=lambda: Blame({}))

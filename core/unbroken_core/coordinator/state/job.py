@@ -27,7 +27,7 @@ from unbroken_core.coordinator.state.phases import AnyPhase, Forming
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.coordinator.state.pod_clock import PodClock
 from unbroken_core.protocol.messages import GonePod, PodObservation, Policy, RendezvousMessage, Repair
-from unbroken_core.protocol.settings import JobSettings, Timeouts
+from unbroken_core.protocol.settings import HealthMode, JobSettings, Timeouts
 from unbroken_core.ranks.rules import Rules
 from unbroken_core.ranks.worlds import Worker
 from unbroken_core.recovery.budgets import Budgets
@@ -195,6 +195,15 @@ class JobState:
             self.checkpoints.loads.num_known,
             self.health.num_changes,
         )
+
+    def worn_spares(self) -> dict[str, set[int]]:
+        """Return the places of spares of which something was found, in jobs that act on it."""
+        if self.rules.has_code:
+            return {}
+        members, table = self.members, self.health
+        worn = [uid for uid in table.worn if table.is_worn(uid)] if self.settings.health is HealthMode.ACT else []
+        spares = (uid for uid in (*worn, *table.failed) if uid in members.ready and uid not in members.active)
+        return {uid: set(members.by_uid[uid].places) for uid in spares}
 
     def send(self, member: Member, message: RendezvousMessage) -> None:
         """Send a message to a member; one that is away catches up when it comes back."""

@@ -15,7 +15,7 @@ from typing import Any
 from unbroken.keeper import __main__ as keeper
 from unbroken.keeper.copies import Receiving
 from unbroken.keeper.copy_sender import CopySender
-from unbroken.keeper.fetching import Part
+from unbroken.keeper.fetching import PartialShard
 from unbroken.keeper.peer_link import Link
 from unbroken_core.pod.memory_slots import SlotState
 from unbroken_core.pod.replica_messages import Offer, Wanted
@@ -76,7 +76,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "verified": partial(replace, Receiving, "seal", die),
     "half-sealed": half_seal,
     "sealed": partial(after, Receiving, "seal"),
-    "half-fetched": partial(after, Part, "write", number=_SOME),
+    "half-fetched": partial(after, PartialShard, "write", number=_SOME),
 }
 
 

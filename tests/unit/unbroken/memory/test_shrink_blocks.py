@@ -1,4 +1,4 @@
-"""What ranks of a smaller world fetch of the shards of a larger one: the blocks that they need, and little more."""
+"""What ranks of a smaller world fetch of the shards of a larger one: the ranges that they need, and little more."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,9 +9,11 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
+from unbroken.keeper.fetching import _MOST_PIECES
 from unbroken.memory.layout import Layout, Shape, make_layout
 from unbroken.memory.reading import Contents
-from unbroken.memory.sources import blocks_of
+from unbroken.memory.remote import _LEAST_GAP
+from unbroken_core.pod.block_parts import pieces_of
 from unbroken_core.pod.memory_slots import BLOCK_BYTES
 
 COLUMNS = 4096
@@ -49,7 +51,7 @@ def shard(rank: int, world_size: int, rows: list[int]) -> Layout:
 
 
 def shrink(old: int, rows: list[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield bytes that are needed, bytes of the blocks that are fetched, and ranges, for each rank of one rank less."""
+    """Yield bytes that are needed, bytes that are fetched, and ranges, for each rank of one rank less."""
     new = old - 1
     for rank in range(new):
         sources = [AskedSource(shard(other, old, rows)) for other in range(old)]
@@ -63,23 +65,32 @@ def shrink(old: int, rows: list[int]) -> Iterator[tuple[int, int, int]]:
             items += create_read_items_for_chunk_list(f"w{index}", metadata, [wanted])
         contents.verify(LoadPlan(items))
         needed = sum(item.lengths.numel() * 4 for item in items)
-        blocks = sum(len(blocks_of(source.asked)) for source in sources)
-        yield needed, blocks * BLOCK_BYTES, sum(len(source.asked) for source in sources)
+        fetched = sum(fetched_bytes(source.asked, source.layout.objects_offset) for source in sources)
+        yield needed, fetched, sum(len(source.asked) for source in sources)
+
+
+def fetched_bytes(asked: list[tuple[int, int]], content_bytes: int) -> int:
+    """Return how much comes: of a block that is to be in too many pieces, all."""
+    pieces = pieces_of(asked, content_bytes, _LEAST_GAP)
+    return sum(
+        BLOCK_BYTES if len(found) > _MOST_PIECES else sum(last - first for first, last in found)
+        for found in pieces.values()
+    )
 
 
 @pytest.mark.parametrize("old", [2, 3, 8, 17])
-def test_a_rank_of_a_smaller_world_needs_all_of_its_rows_and_fetches_no_block_without_one(old: int) -> None:
+def test_a_rank_of_a_smaller_world_needs_all_of_its_rows_and_fetches_little_more(old: int) -> None:
     rows = [old * 40 + 7, old * 131, old * 300 + 1]
     for rank, (needed, fetched, num_ranges) in enumerate(shrink(old, rows)):
         assert needed == sum(rows_of(rank, old - 1, number)[1] for number in rows) * ROW_BYTES
-        # A range may begin and end within a block; all others are full of what is needed.
-        assert needed <= fetched < needed + 2 * BLOCK_BYTES * num_ranges
+        assert needed <= fetched < needed + 2 * _LEAST_GAP * num_ranges
 
 
 @pytest.mark.parametrize("old", [2, 3, 8])
-def test_where_parts_are_large_a_smaller_world_fetches_at_most_a_twentieth_more_than_it_needs(old: int) -> None:
-    """Parts of 256 MiB. A rank needs up to two of them for each tensor, each range with a block at either end."""
-    rows = [old * (256 << 20) // ROW_BYTES] * 3
+@pytest.mark.parametrize("mib", [0.5, 1, 4, 16, 256])
+def test_a_smaller_world_fetches_at_most_a_twentieth_more_than_it_needs(old: int, mib: float) -> None:
+    """So much of each of ten tensors is a rank's part; of blocks of 1 MiB, ranks fetched 1.9 times what they needed."""
+    rows = [old * int(mib * (1 << 20)) // ROW_BYTES] * 10
     found = list(shrink(old, rows))
     needed, fetched = sum(one[0] for one in found), sum(one[1] for one in found)
     assert needed == sum(rows) * ROW_BYTES

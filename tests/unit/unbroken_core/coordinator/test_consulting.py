@@ -10,6 +10,7 @@ from unbroken_core.coordinator.events import Action, AgentDisconnected, AgentJoi
 from unbroken_core.protocol.messages import (
     Answer,
     Consult,
+    Fault,
     Hello,
     JobStatus,
     Plan,
@@ -20,7 +21,7 @@ from unbroken_core.protocol.messages import (
 )
 from unbroken_core.protocol.settings import JobSettings
 from unbroken_core.vocabulary.layers import Layer
-from unbroken_core.vocabulary.reasons import JobPhase, RankReason, Reason, WorkerPhase
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, RankReason, Reason, WorkerPhase
 
 READY, RUNNING, STARTING = WorkerPhase.READY, WorkerPhase.RUNNING, WorkerPhase.STARTING
 POLICY = Policy(code="script.Backwards")
@@ -159,6 +160,21 @@ def test_ranks_beyond_what_the_spec_allows_step_aside() -> None:
     bench.gather()
     bench.answer(5, 4, 3, 2, 1, 0)
     assert bench.ranks(0) == {"p-0": [None, None], "p-1": [3, 2], "p-2": [1, 0]}
+
+
+@pytest.mark.parametrize("layers", [(), (Layer("rack", "rack"),)], ids=["no layers", "layers"])
+def test_a_fault_in_a_world_of_fewer_pods_than_are_wanted_costs_no_restart_of_all(layers: tuple[Layer, ...]) -> None:
+    """Before, all processes were started again: pods counted that had ranks, not those that the script may choose."""
+    bench = Bench(replace(SETTINGS, divisible_by=4, min_replicas=3, layers=layers))
+    bench.form()
+    assert bench.ranks(0) == {"p-0": [None, None], "p-1": [3, 2], "p-2": [1, 0]}
+    raised = replace(bench.workers(RUNNING, 0)[0], fault=Fault(Cause.EXCEPTION, 0, "ValueError: no", 0.0))
+    bench.report("p-2", [replace(raised, phase=WorkerPhase.STOPPING), bench.workers(RUNNING, 0)[1]])
+    for pod in ("p-1", "p-2"):
+        bench.report(pod, bench.workers(READY, 0))
+    bench.answer(0, 1, 2, 3, 4, 5)
+    assert sorted(rank for ranks in bench.ranks(1).values() for rank in ranks if rank is not None) == [0, 1, 2, 3]
+    assert bench.respawned == []
 
 
 def test_another_one_is_asked_when_the_one_that_was_asked_is_lost() -> None:

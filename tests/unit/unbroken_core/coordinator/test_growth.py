@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from unbroken_core.coordinator.events import Action, AgentDisconnected, Observed
-from unbroken_core.protocol.messages import NO_STEP, Halt, Interrupt, Observation, Plan, PodObservation
-from unbroken_core.protocol.settings import JobSettings, RungBudget, Timeouts
+from unbroken_core.coordinator.events import Action, AgentDisconnected, AgentReported, Observed
+from unbroken_core.protocol.messages import NO_STEP, Halt, Interrupt, Observation, Plan, PodObservation, Report
+from unbroken_core.protocol.settings import HealthMode, JobSettings, RungBudget, Timeouts
 from unbroken_core.vocabulary.errors import InputError
+from unbroken_core.vocabulary.findings import Finding, Health, Verdict
 from unbroken_core.vocabulary.layers import Layer
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, Rung
 
@@ -160,3 +161,28 @@ def test_job_does_not_grow_by_a_pod_whose_domain_is_not_known_yet() -> None:
     assert not sent(bench.live(2), Halt)
     bench.step(Observed(Observation({"uid-p3": PodObservation("p3", "n", ("r1",))})))
     assert order_of(bench.live(1)).step == 0
+
+
+def test_job_does_not_grow_by_a_pod_that_its_plan_would_leave_out() -> None:
+    """Before, it was interrupted in vain after each time of growBackSeconds, for ever."""
+    bench = ShrunkBench(replace(GROWING, health=HealthMode.ACT))
+    worn = Finding("gpu", "GPU-b", Verdict.DEGRADED, "throttled")
+    bench.join("p3", health=Health((worn,)))
+    assert not sent(bench.live(200), Halt)
+    report = Report(bench.seq + 1, tuple(bench.states["p3"]), health=Health((replace(worn, verdict=Verdict.OK),)))
+    bench.seq += 1
+    found = bench.step(AgentReported(bench.sessions["p3"], report))
+    assert order_of([*found, *bench.live(61)]).step == 0
+
+
+def test_a_job_that_was_to_grow_in_vain_is_left_alone_for_a_while() -> None:
+    """Whatever the reason: a job that is led to a step again and again makes no progress."""
+    bench = ShrunkBench()
+    common = order_of(bench.stand(order_of(bench.grow())))
+    bench.stand(common, is_done=True)
+    bench.step(AgentDisconnected(bench.sessions.pop("p3")))
+    assert ranks(sent(bench.all_are(READY, 1, "p0"), Plan)["p0"]) == [0, 1]
+    bench.all_are(RUNNING, 2, "p0")
+    bench.join("p4")
+    assert not sent(bench.live(590), Halt)
+    assert order_of(bench.live(80)).step == 0

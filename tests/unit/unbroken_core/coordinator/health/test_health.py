@@ -8,8 +8,18 @@ import pytest
 from tests.unit.unbroken_core.coordinator.test_coordinator import GONE, READY, RUNNING, SETTINGS, ranks, sent
 from tests.unit.unbroken_core.coordinator.test_moves import MovingBench, order_of
 
-from unbroken_core.coordinator.events import Action, AgentDisconnected, AgentReported
-from unbroken_core.protocol.messages import Halt, Hello, Interrupt, Plan, Report, Respawn
+from unbroken_core.coordinator.events import Action, AgentDisconnected, AgentReported, Observed
+from unbroken_core.protocol.messages import (
+    NO_STEP,
+    Halt,
+    Hello,
+    Interrupt,
+    Observation,
+    Plan,
+    PodObservation,
+    Report,
+    Respawn,
+)
 from unbroken_core.protocol.settings import HealthMode, JobSettings, RungBudget
 from unbroken_core.recovery.health import BREAKER_S, BUDGET_S, MAX_BLAMED, SWITCH_S
 from unbroken_core.vocabulary.findings import Finding, Health, Verdict
@@ -280,6 +290,75 @@ class RackedBench(WatchedBench):
     def hello(self, pod: str, **changes: Any) -> Hello:
         self.domains = ("w", "r1" if pod == "p0" else "r2")
         return super().hello(pod, **changes)
+
+
+def test_a_finding_leaves_the_job_as_many_pods_as_it_needs_at_least() -> None:
+    """Before, the spares took the ranks, one pod too few was left, and the next fault failed the job."""
+    bench = WatchedBench(replace(ACT, replicas=3, spares=0, max_ranks=4))
+    bench.all_are(READY, -1, "p2")
+    assert bench.status().spare_ranks == 2
+    assert bench.find("p0", LOST) == []
+    assert not sent(bench.live(10.0), Halt)
+    bench.fault("p1", 0, Cause.EXCEPTION)
+    plans = sent(bench.all_are(READY, 0, "p0", "p1"), Plan)
+    assert {pod: ranks(plan) for pod, plan in plans.items()} == {"p0": [0, 1], "p1": [2, 3], "p2": [None, None]}
+    bench.all_are(RUNNING, 1, "p0", "p1")
+    assert sorted(sent(bench.join("p3"), Halt)) == ["p0", "p1"]
+
+
+def test_a_pod_without_ranks_that_is_needed_is_not_called_broken() -> None:
+    bench = WatchedBench(replace(ACT, replicas=3, spares=0, max_ranks=4))
+    bench.all_are(READY, -1, "p2")
+    bench.find("p2", LOST)
+    assert [pod.pod for pod in bench.status().pods if pod.unfit] == []
+    bench.join("p3")
+    assert [pod.pod for pod in bench.status().pods if pod.unfit] == ["p2"]
+
+
+@pytest.mark.parametrize("settings", [ACT, replace(ACT, min_replicas=1)], ids=["whole", "may shrink"])
+def test_nobody_moves_once_the_spare_is_lost_before_all_stand(settings: JobSettings) -> None:
+    """Before, the job went on without the ranks, or not at all."""
+    bench = WatchedBench(settings)
+    first = order_of(bench.find("p0", LOST))
+    bench.answer("p0", first, 5, 5, is_held=True)
+    assert order_of(bench.step(AgentDisconnected(bench.sessions.pop("p2")))).step == NO_STEP
+    assert not sent(bench.live(40.0), Interrupt)
+    assert [pod.pod for pod in bench.status().pods if pod.unfit] == []
+    assert sorted(sent(bench.join("p2"), Halt)) == ["p0", "p1"]
+    assert [pod.pod for pod in bench.status().pods if pod.unfit] == ["p0"]
+
+
+def test_an_alarm_of_the_spare_takes_back_what_rests_on_it() -> None:
+    bench = WatchedBench(ACT)
+    bench.find("p0", LOST)
+    assert order_of(bench.find("p2", LOST)).step == NO_STEP
+    before = bench.status()
+    assert before.health is not None
+    assert before.health.held.startswith("findings speak against 2 pods")
+    assert (bench.report("p1"), bench.status().health) == ([], before.health)
+    assert not sent(bench.live(40.0), Interrupt)
+
+
+def test_the_move_goes_on_while_another_spare_is_there() -> None:
+    bench = WatchedBench(replace(ACT, spares=2))
+    bench.join("p3")
+    asked = bench.find("p0", LOST)
+    bench.step(AgentDisconnected(bench.sessions.pop("p2")))
+    assert sent(bench.move(asked), Interrupt)["p1"].cause is Cause.DEVICE_FAULT
+    assert ranks(sent(bench.all_are(READY, 0, "p0", "p1"), Plan)["p3"]) == [0, 1]
+
+
+def test_ranks_stay_until_the_domain_of_the_spare_is_known() -> None:
+    """Before, they moved to nobody: a pod whose domain nobody has named yet gets no ranks, and the job shrank."""
+    layers = (Layer("rack", "l/rack"),)
+    bench = WatchedBench(replace(ACT, layers=layers, min_replicas=1), ("r1",))
+    bench.step(AgentDisconnected(bench.sessions.pop("p2")))
+    bench.live(10.0)
+    bench.domains = ()
+    bench.join("p3")
+    assert not sent(bench.find("p0", LOST), Halt)
+    named = bench.step(Observed(Observation({"uid-p3": PodObservation("p3", "n", ("r1",))})))
+    assert sorted(sent(named, Halt)) == ["p0", "p1"]
 
 
 def test_ranks_stay_where_no_layer_lets_a_spare_take_them() -> None:

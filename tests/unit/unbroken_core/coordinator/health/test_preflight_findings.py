@@ -7,7 +7,7 @@ from tests.unit.unbroken_core.coordinator.health.test_health import LOST, PATIEN
 from tests.unit.unbroken_core.coordinator.test_coordinator import GONE, READY, RUNNING, SETTINGS, Bench, ranks, sent
 
 from unbroken_core.coordinator.events import Action, AgentDisconnected, AgentReported
-from unbroken_core.protocol.messages import Halt, Plan, Report
+from unbroken_core.protocol.messages import Halt, Interrupt, Plan, Report
 from unbroken_core.protocol.settings import HealthMode, JobSettings
 from unbroken_core.recovery.health import BUDGET_S, MAX_BLAMED, Strike, assess_preflights, preflight_strike_of
 from unbroken_core.vocabulary.findings import DEVICES, LOOPBACK, MATMUL, Finding, Health, Verdict
@@ -166,6 +166,15 @@ def test_ranks_move_from_who_has_failed_as_soon_as_a_spare_is_there() -> None:
     recovery = bench.status().recoveries[-1]
     assert (recovery.cause, recovery.rung, recovery.pod) == (Cause.DEVICE_FAULT, Rung.POD, "p0")
     assert recovery.detail.startswith(TEXT)
+
+
+def test_ranks_that_could_not_move_from_who_has_failed_do_as_soon_as_another_spare_is_there() -> None:
+    """Before, they moved to nobody."""
+    bench = WatchedBench(replace(ACTS, min_replicas=1))
+    assert sorted(sent(bench.find("p0", WRONG), Halt)) == ["p0", "p1"]
+    bench.step(AgentDisconnected(bench.sessions.pop("p2")))
+    assert not sent(bench.live(40.0), Interrupt)
+    assert sorted(sent(bench.join("p3"), Halt)) == ["p0", "p1"]
 
 
 def test_a_spare_that_has_failed_is_promoted_only_where_nobody_else_can_be() -> None:
