@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.integrations.test_trainers import Call, Kept
+from torch.optim.lr_scheduler import MultiStepLR
 from torch.utils.data import IterableDataset, WeightedRandomSampler
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import ExportableState
@@ -160,6 +161,7 @@ def building(callbacks: Callable[[], list[Any]] = list, **options: Any) -> Build
         "learning_rate": 0.05,
         "save_strategy": "no",
         "disable_tqdm": True,
+        "per_device_train_batch_size": BATCH,
     }
 
     def build(folder: Path, model: Model) -> Trainer:
@@ -167,10 +169,20 @@ def building(callbacks: Callable[[], list[Any]] = list, **options: Any) -> Build
             output_dir=str(folder),
             use_cpu=True,
             report_to="none",
-            per_device_train_batch_size=BATCH,
             **{**usual, **options},
         )
         return Trainer(model, args, train_dataset=SAMPLES, eval_dataset=SAMPLES[:8], callbacks=callbacks())
+
+    return build
+
+
+def scheduled(rate: Any, schedule: Callable[[Any], Any]) -> Build:
+    """Return what builds a Trainer with an optimizer and a schedule of its own."""
+
+    def build(folder: Path, model: Model) -> Trainer:
+        args = building()(folder, model).args
+        optimizer = torch.optim.Adam(model.parameters(), lr=rate() if callable(rate) else rate)
+        return Trainer(model, args, train_dataset=SAMPLES, optimizers=(optimizer, schedule(optimizer)))
 
     return build
 
@@ -193,6 +205,18 @@ def patient() -> list[Any]:
         pytest.param(building(gradient_accumulation_steps=2), "on_step_end", 7, id="such a log, of several batches"),
         pytest.param(building(lambda: [Counting()]), "on_step_end", 7, id="a callback's state"),
         pytest.param(building(lambda: [Counting()], **SAVED), "on_step_begin", 7, id="a callback's state, from a file"),
+        pytest.param(
+            scheduled(0.05, lambda one: MultiStepLR(one, [2, 5, 5, 9])),
+            "on_step_end",
+            3,
+            id="a schedule whose state has numbers as keys",
+        ),
+        pytest.param(
+            scheduled(lambda: torch.tensor(0.05), lambda one: MultiStepLR(one, [2, 9])),
+            "on_step_end",
+            3,
+            id="a rate that is a tensor",
+        ),
         pytest.param(building(lambda: [Freezing()]), "on_step_end", 5, id="frozen parameters"),
         pytest.param(building(lambda: [Freezing()], **SAVED), "on_step_begin", 5, id="frozen parameters, from a file"),
         pytest.param(building(patient, **STOPPING), "on_step_end", 6, id="patience"),
@@ -290,3 +314,42 @@ def with_weights(folder: Path, model: Model) -> Trainer:
 def test_data_whose_place_a_step_does_not_say_are_refused(tmp_path: Path, build: Build, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         trained(tmp_path, build)
+
+
+class Late(Trainer):  # type: ignore[misc]  # the package brings no types here
+    """Makes an optimizer of its own when the schedule is made, as with create_optimizer_and_scheduler."""
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Make both."""
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        return super().create_scheduler(num_training_steps, self.optimizer)
+
+
+def with_late_optimizer(folder: Path, model: Model) -> Trainer:
+    """Return a Trainer whose optimizer is made when it trains."""
+    trainer = building()(folder, model)
+    trainer.__class__ = Late
+    return trainer
+
+
+def test_optimizer_to_which_nothing_would_be_restored_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"want one whose create_optimizer makes the optimizer, got one .* later"):
+        trained(tmp_path, with_late_optimizer)
+
+
+@pytest.mark.parametrize("save_strategy", ["no", "steps"])
+def test_epoch_of_another_number_of_steps_is_refused_after_a_fault(tmp_path: Path, save_strategy: str) -> None:
+    """A step has as many samples, but without its rest an epoch of such batches has one step more."""
+    usual: dict[str, Any] = {"dataloader_drop_last": True, "save_strategy": save_strategy, "save_steps": 2}
+    usual["max_steps"] = 9
+
+    def build(folder: Path, model: Model) -> Trainer:
+        size = 2 if builds else 6
+        builds.append(size)
+        options: dict[str, Any] = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 12 // size}
+        return building(**options, **usual)(folder, model)
+
+    builds: list[int] = []
+    with pytest.raises(ValueError, match=r"steps of an epoch: want 3, as in the checkpoint, got 4; .*drop_last"):
+        trained(tmp_path, build, "on_step_begin" if save_strategy == "steps" else "on_step_end", 5)
+    assert builds == [6, 2]

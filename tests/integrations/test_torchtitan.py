@@ -58,6 +58,19 @@ def test_loader_that_does_not_say_so_is_refused_in_a_world_of_another_size(tmp_p
     assert not (tmp_path / "result.json").exists()
 
 
+def test_files_of_a_world_of_another_size_are_refused_for_such_a_loader(tmp_path: Path) -> None:
+    """torchtitan's own, in another job, whose memory has nothing."""
+    run(FRAMEWORK, tmp_path, ONE_POD)
+    (tmp_path / "result.json").unlink()
+    options = ("--pods", "1", "--no-progress-limit", "2")
+    said = "dataloader: want a world of 2, in which the checkpoint was taken, got 1: Samples may go on at other samples"
+    with pytest.raises(AssertionError, match=said):
+        run(FRAMEWORK, tmp_path, options, TEST_ANY_WORLD="no")
+    assert not (tmp_path / "result.json").exists()
+    got = run(FRAMEWORK, tmp_path, options)
+    assert "restored from the disk: step=24" in got.text
+
+
 class AnotherManager(CheckpointManager):  # type: ignore[misc]  # the package brings no types here
     """Of the user's own."""
 

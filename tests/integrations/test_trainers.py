@@ -101,6 +101,19 @@ def test_loader_that_would_begin_elsewhere_is_refused_before_the_first_step(tmp_
     assert call.steps == []
 
 
+@pytest.mark.parametrize("is_for_validation", [False, True])
+def test_loaders_that_share_their_place_are_refused_before_the_first_step(
+    tmp_path: Path, is_for_validation: bool
+) -> None:
+    """After a fault one of two would begin where the other has to."""
+    call, batches = Call(), GlobalBatches(40, 4)
+    first, second = (DataLoader(DATA, batch_sampler=batches) for _ in range(2))
+    train, check = (first, second) if is_for_validation else ([first, second], None)
+    with pytest.raises(ValueError, match=r"dataloaders: want one with these GlobalBatches, got several.*StackDataset"):
+        fit(call, tmp_path, train, batches, module=Patient(), val_dataloaders=check)
+    assert set(call.steps) <= {None}, "batches of a validation at the most"
+
+
 def test_lightning_reports_each_batch_where_the_loader_knows_its_place(tmp_path: Path) -> None:
     call, batches = Call(), GlobalBatches(40, 4)
     fit(call, tmp_path, DataLoader(DATA, batch_sampler=batches), batches)
@@ -338,6 +351,31 @@ def test_weights_and_rates_after_a_fault_are_those_of_a_run_without(
         rates = [one["lr"] for one in module.trainer.optimizers[0].param_groups]
         found.append((rates, module.layer.weight.tolist()))
     assert found[0] == found[1]
+
+
+class Ending(Breaking):
+    """Asks for the end after the twelfth batch."""
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        """Ask."""
+        trainer.should_stop = trainer.should_stop or trainer.global_step == 12
+        super().on_train_batch_end(trainer, *args)
+
+
+def test_end_that_was_asked_for_before_a_fault_comes_after_the_same_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning goes on until `min_steps`, and keeps in no state that somebody has asked."""
+    monkeypatch.setattr(memory, "Checkpointer", Kept)
+    monkeypatch.setattr(Kept, "kept", None)
+    steps: list[int | None] = []
+    for breaks_after in (18, 1000):
+        call, batches = Call(), GlobalBatches(40, 4)
+        with contextlib.suppress(RuntimeError):
+            loader = DataLoader(DATA, batch_sampler=batches)
+            fit(call, tmp_path, loader, batches, [Ending(breaks_after)], min_steps=25, max_epochs=5)
+        steps += call.steps
+    assert steps == list(range(1, 26))
 
 
 def test_gradients_that_a_module_adds_up_are_no_step_to_go_back_to(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from torch.utils.data import IterableDataset, RandomSampler, SubsetRandomSampler
 from transformers import Trainer, TrainerCallback
 
 from unbroken import inprocess, memory
-from unbroken.integrations import one_training, random_numbers, trainer_extras
+from unbroken.integrations import one_training, random_numbers, text_states, trainer_extras
 from unbroken.memory.agreement import all_true
 from unbroken.memory.place import read_every
 
@@ -157,12 +157,15 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
         """Those that have begun in this iteration."""
         self._restored: dict[str, Any] | None = None
         self._random: Any = None
+        self._optimizer: Any = None
+        """What was restored, or would have been."""
 
     @contextlib.contextmanager
     def newest(self) -> Iterator[str | None]:
         """Load the newest checkpoint; yield the folder from which the Trainer takes up the rest, None at the start."""
         trainer = self._trainer
         trainer.create_optimizer()
+        self._optimizer = _plain(trainer.optimizer)
         state = self._state()
         step = self._checkpoints.load(state)
         if step is None or self._folders.chosen is not None:
@@ -191,6 +194,12 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Put back what the Trainer has made since, such as the schedule of learning rates."""
         _refuse_sampler(self._trainer.callback_handler.train_dataloader)
+        if _plain(self._trainer.optimizer) is not self._optimizer:
+            raise ValueError(
+                "Trainer: want one whose create_optimizer makes the optimizer, got one that makes another later, such "
+                "as in create_optimizer_and_scheduler; nothing would be restored to it after a fault: override "
+                "create_optimizer and create_scheduler, or give it optimizers=(...)"
+            )
         self._call.on_move(self._save_at_move)
         if self._trainer_state is not None:
             # It is no start, and callbacks have counted that evaluation.
@@ -200,7 +209,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
             trainer_extras.put_back(self._trainer, self._loss, self._saved_extras)
         if self._restored is None:
             return
-        self._trainer.lr_scheduler.load_state_dict(self._restored["scheduler"])
+        self._trainer.lr_scheduler.load_state_dict(text_states.from_json(self._restored["scheduler"]))
         for group, rates in zip(_plain(self._trainer.optimizer).param_groups, self._restored["rates"], strict=True):
             for name, rate in rates.items():
                 if hasattr(group.get(name), "fill_"):
@@ -296,12 +305,12 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
 
     def _progress(self) -> dict[str, Any]:
         trainer = self._trainer
-        scaler = trainer.accelerator.scaler
+        scaler, schedule = trainer.accelerator.scaler, trainer.lr_scheduler
         return {
             "trainer": trainer_extras.exported(trainer),
             "extras": self._extras(),
             "samples": self._samples(),
-            "scheduler": {} if trainer.lr_scheduler is None else trainer.lr_scheduler.state_dict(),
+            "scheduler": {} if schedule is None else text_states.for_json(schedule.state_dict()),
             "rates": [
                 {name: float(group[name]) for name in ("lr", "initial_lr") if name in group}
                 for group in _plain(trainer.optimizer).param_groups

@@ -5,7 +5,6 @@ what these draw from the random numbers is neither lost nor drawn twice. It is r
 model and optimizers are there, and Lightning has not yet restored what it read from a file of its own.
 """
 
-import base64
 import copy
 import io
 import logging
@@ -25,11 +24,10 @@ from lightning.pytorch.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 
 from unbroken import inprocess, memory
-from unbroken.integrations import lightning_hooks, one_training, random_numbers, whole_files
+from unbroken.integrations import lightning_hooks, one_training, random_numbers, text_states, whole_files
 from unbroken.integrations.samples import GlobalBatches
 from unbroken.integrations.waiting_gradients import WaitingGradients
 from unbroken.memory.place import read_every
-from unbroken.memory.shard import refuse_unreadable
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +160,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         done = self._checkpoints.load(state)
         self._begun_at = done or 0
         if done is not None and not self._from_file.is_chosen:
-            self._restore(trainer, _read(state["progress"]))
+            self._restore(trainer, text_states.read(state["progress"]))
             self._random = state["random"]
             logger.info("restored from memory: batches=%d", done)
         if self._batches is not None:
@@ -170,8 +168,14 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse data that begin anew, or at another place: samples would come twice, or never."""
-        loaders = trainer.train_dataloader
-        for loader in loaders if isinstance(loaders, list | tuple) else [loaders]:
+        loaders, others = _listed(trainer.train_dataloader), _listed(trainer.val_dataloaders)
+        if len([one for one in loaders + others if getattr(one, "batch_sampler", None) is self._batches]) > 1:
+            raise ValueError(
+                "dataloaders: want one with these GlobalBatches, got several, which would take each other's batches "
+                "after a fault; give one training loader a data set that has what the others have, such as a "
+                "StackDataset"
+            )
+        for loader in loaders:
             if self._batches is None or getattr(loader, "batch_sampler", None) is not self._batches:
                 # Lightning asks one with a state when the next batch is fetched already, and it would be left out.
                 raise ValueError(
@@ -262,7 +266,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         return {
             "model": trainer.lightning_module,
             **optimizers,
-            "progress": _write(self._progress(trainer)),
+            "progress": text_states.write(self._progress(trainer)),
             "random": random_numbers.capture(trainer.global_rank, trainer.world_size),
         }
 
@@ -282,12 +286,15 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
             "data": self._data,
             "accumulates": trainer.accumulate_grad_batches,
             "metrics": _metrics_of(trainer),
+            "should_stop": bool(trainer.should_stop),
         }
 
     def _restore(self, trainer: Any, progress: dict[str, Any]) -> None:
         self._refuse_samples(progress["samples"])
         self._accumulates = progress["accumulates"]
         self._metrics = progress["metrics"]
+        # Something has asked for the end, and Lightning goes on until `min_steps` or `min_epochs`.
+        trainer.should_stop = progress["should_stop"]
         trainer.fit_loop.load_state_dict(progress["loops"])
         for config, kept in zip(trainer.lr_scheduler_configs, progress["schedulers"], strict=True):
             config.scheduler.load_state_dict(kept)
@@ -333,6 +340,12 @@ class _FromFile:
         logger.warning("restored by Lightning: batches=%d", step)
 
 
+def _listed(loaders: Any) -> list[Any]:
+    if loaders is None:
+        return []
+    return list(loaders) if isinstance(loaders, list | tuple) else [loaders]
+
+
 def _progress_of(trainer: Any) -> Any:
     """Return how many batches were made ready, begun and ended over all epochs."""
     return trainer.fit_loop.epoch_loop.batch_progress.total
@@ -345,19 +358,3 @@ def _metrics_of(trainer: Any) -> dict[str, Any]:
 
 def _on(device: torch.device, metrics: dict[str, Any]) -> dict[str, Any]:
     return {name: torch.as_tensor(one).detach().to(device) for name, one in metrics.items()}
-
-
-def _write(progress: dict[str, Any]) -> str:
-    """Return text, so that its shape is no part of the checkpoint's. Raises TypeError for what could not be read."""
-    refuse_unreadable(progress)
-    file = io.BytesIO()
-    torch.save(progress, file)
-    return base64.b64encode(file.getvalue()).decode()
-
-
-def _read(text: str) -> dict[str, Any]:
-    """Return what was written."""
-    file = io.BytesIO(base64.b64decode(text))
-    # As Lightning reads its own files: another rank may have saved it, on a device that this one has not.
-    progress: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    return progress

@@ -6,6 +6,7 @@ first step and once after each one. Nothing of torchtitan is changed.
 
 import copy
 import dataclasses
+import json
 import logging
 from collections.abc import MutableMapping
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from torchtitan.tools import filesystem
 from torchtitan.trainer import Trainer
 
 from unbroken import inprocess, memory
-from unbroken.integrations import one_training, random_numbers
+from unbroken.integrations import one_training, random_numbers, whole_files
 from unbroken.memory.agreement import all_true
 from unbroken.memory.disk import steps_on_disk
 from unbroken.memory.place import read_every
@@ -34,6 +35,9 @@ from unbroken.memory.shard import state_dicts
 logger = logging.getLogger(__name__)
 
 _RANDOM = "random"
+_WORLDS = "unbroken-worlds.json"
+"""Beside torchtitan's own checkpoints: in a world of which size each step was saved."""
+MAX_WORLDS = 256
 
 
 def train(
@@ -137,6 +141,30 @@ class MemoryCheckpoints(CheckpointManager):  # type: ignore[misc]  # the package
             "load_state_dict takes what another world has saved, or leave out minReplicas (--min-pods)"
         )
 
+    def refuse_file_of_another_world(self, step: int) -> None:
+        """Raise ValueError where a checkpoint of torchtitan's own is of a world as above."""
+        if (saved := self._worlds().get(str(step))) is not None:
+            self._refuse_another_world(saved)
+        elif not (self._any_world or isinstance(self.states[DATALOADER], ParallelAwareDataloader)):
+            logger.warning("nothing says in which world this was saved, which must have %d ranks", self._world_size)
+
+    def _note_world(self, step: int) -> None:
+        if self._rank or filesystem.is_remote(self.folder):
+            return
+        kept = sorted((self._worlds() | {str(step): self._world_size}).items(), key=lambda item: int(item[0]))
+        try:
+            whole_files.write(Path(self.folder) / _WORLDS, json.dumps(dict(kept[-MAX_WORLDS:])).encode())
+        except OSError as error:
+            logger.warning("the size of the world was not noted: step=%d error=%s", step, error)
+
+    def _worlds(self) -> dict[str, int]:
+        try:
+            found = json.loads((Path(self.folder) / _WORLDS).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        pairs = found.items() if isinstance(found, dict) else ()
+        return {step: size for step, size in pairs if step.isdecimal() and isinstance(size, int)}
+
     _is_own = False
     """Whether what was loaded is a checkpoint of torchtitan's own."""
 
@@ -156,6 +184,7 @@ class MemoryCheckpoints(CheckpointManager):  # type: ignore[misc]  # the package
         if not self._writes or not self._should_save(curr_step, last_step):
             return False
         with self._call.checkpoint():
+            self._note_world(curr_step)
             return bool(super()._save(curr_step, last_step))
 
     def _save_at_move(self, step: int) -> None:
@@ -163,6 +192,7 @@ class MemoryCheckpoints(CheckpointManager):  # type: ignore[misc]  # the package
         saved = isinstance(self._at_moves.save(self._state(), step), memory.Saved)
         if not all_true(saved) and self._writes:
             super().maybe_wait_for_saving()
+            self._note_world(step)
             super().dcp_save(
                 self._flattened_model_states_sd(), self._create_checkpoint_id(step), type(self.async_mode).DISABLED
             )
@@ -192,6 +222,7 @@ class _Folder:
 
     def load(self, state: MutableMapping[str, Any], step: int) -> None:
         """Let torchtitan load it."""
+        self._manager.refuse_file_of_another_world(step)
         logger.warning("restored from the disk: step=%d folder=%s", step, self._manager.folder)
         self._manager._load_own(step)
 

@@ -3,11 +3,13 @@
 callbacks     what an ExportableState exports, such as the patience that EarlyStoppingCallback has left
 loss          the sum since the last log, else a log would leave out the steps before a fault
 frozen        the parameters that a callback has frozen meanwhile
+epoch         its number of steps, which must stay: a step would mean another place in the data
 flos          floating-point operations that are not in the state yet
 """
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -92,11 +94,32 @@ def read(trainer: Trainer, loss: RunningLoss) -> dict[str, Any]:
         "loss": loss.state(),
         "flos": float(trainer.current_flos),
         "frozen": [name for name, one in trainer.model.named_parameters() if not one.requires_grad],
+        "epoch": steps_of_epoch(trainer),
     }
 
 
+def steps_of_epoch(trainer: Trainer) -> int | None:
+    """Return how many steps the Trainer counts in an epoch; None where the data have no length."""
+    try:
+        num_batches = len(trainer.callback_handler.train_dataloader)
+    except TypeError:
+        return None
+    steps: int = math.ceil(num_batches / trainer.args.gradient_accumulation_steps)
+    return max(steps, 1)
+
+
 def put_back(trainer: Trainer, loss: RunningLoss, saved: dict[str, Any]) -> None:
-    """Put it back, once the Trainer has wrapped its model: what is frozen now may be trained later."""
+    """Put it back, once the Trainer has wrapped its model: what is frozen now may be trained later.
+
+    Raises ValueError where the step's number would mean another place in the data.
+    """
+    before, now = saved.get("epoch"), steps_of_epoch(trainer)
+    if before is not None and now is not None and before != now:
+        raise ValueError(
+            f"steps of an epoch: want {before}, as in the checkpoint, got {now}; the step's number would mean another "
+            "place in the data: let the data set be as long as it was, and with dataloader_drop_last let "
+            "gradient_accumulation_steps be the same in each world"
+        )
     loss.restore(saved["loss"])
     trainer.current_flos = saved["flos"]
     frozen = set(saved["frozen"])

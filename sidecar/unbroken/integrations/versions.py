@@ -12,6 +12,8 @@ MAX_SHOWN = 40
 def require(package: str, oldest: tuple[int, int], newest: tuple[int, int]) -> None:
     """Refuse a release below `oldest`, and warn of one of a later major than `newest`, the newest that was tested.
 
+    Before 1.0 each minor counts as a major.
+
     Integrations call it when they are imported, which is once a process. Raises ImportError.
     """
     seen = _version(package)
@@ -19,7 +21,7 @@ def require(package: str, oldest: tuple[int, int], newest: tuple[int, int]) -> N
     text = ".".join(map(str, seen)) if seen else "nothing that can be read"
     if seen < oldest:
         raise ImportError(f"{package}: want {wanted} or newer, got {text}; pip install '{package}>={wanted}'")
-    if seen[0] > newest[0]:
+    if seen[0] > newest[0] or (newest[0] == 0 and seen > newest):
         tested = ".".join(map(str, newest))
         logger.warning("%s %s is newer than what this was tested with (%s): compare your losses", package, text, tested)
 

@@ -32,6 +32,10 @@ from unbroken_core.vocabulary.checkpoints import MAX_CANDIDATES, Load, LoadSourc
 
 logger = logging.getLogger(__name__)
 
+_OTHER_SIZE = "Size mismatch"
+"""torch's words for a tensor that was saved with another size than the state has."""
+_WHAT_GROWS = "; tensors are restored to the size that a new state gives them: keep what grows as a list of numbers"
+
 _OFFER_NUMBERS = 5
 
 
@@ -209,6 +213,8 @@ class Restoration:
             if one == chosen:
                 return
             reason = self._refused[one]
+            if reason.startswith(_OTHER_SIZE):
+                reason += _WHAT_GROWS
             logger.warning("checkpoint in memory not used: step=%d: %s", one.moment.step, reason)
         if self._is_any and not whole and not self._why_none:
             logger.warning("no checkpoint in memory is whole: shards of other hosts have gone with them")
@@ -241,11 +247,23 @@ def _is_told(restore: Restore | None) -> bool:
 
 
 def apply(chosen: Chosen, state: Mapping[str, Any]) -> None:
-    """Copy a checkpoint into the state."""
+    """Copy a checkpoint into the state. Raises ValueError for an optimizer that has other parameter groups."""
     chosen.contents.read(chosen.plan, chosen.planner)
     for name, one in state.items():
         if is_stateful(one):
+            _refuse_other_groups(name, one, chosen)
             one.load_state_dict(chosen.values[name])
+
+
+def _refuse_other_groups(name: str, one: object, chosen: Chosen) -> None:
+    """torch refuses it as well, and does not say what to change."""
+    kept = chosen.values[name]
+    groups, saved = getattr(one, "param_groups", None), kept.get("param_groups") if isinstance(kept, dict) else None
+    if isinstance(groups, list) and isinstance(saved, list) and len(groups) != len(saved):
+        raise ValueError(
+            f"{name}: want {len(saved)} parameter groups, as in the checkpoint of step {chosen.moment.step}, got "
+            f"{len(groups)}; give it all its groups before load, also those that add_param_group adds later in training"
+        )
 
 
 def _newest_of_each(found: Found) -> tuple[FoundSlot, ...]:

@@ -175,6 +175,40 @@ def test_what_a_state_has_no_place_for_is_named_in_the_log(pod: LivePod, caplog:
     assert "no place for it: step=1 names=2: gone, means.x; let a new state have the keys" in caplog.text
 
 
+def test_what_to_do_about_a_tensor_that_grows_is_said_in_the_log(
+    pod: LivePod, caplog: pytest.LogCaptureFixture
+) -> None:
+    pod.start()
+    Checkpointer().save({"losses": torch.ones(3), "numbers": [1.0, 2.0, 3.0]}, 3)
+    pod.be(iteration=1)
+    assert Checkpointer().load({"losses": torch.zeros(0), "numbers": []}) is None
+    assert "step=3: Size mismatch" in caplog.text
+    assert "losses; tensors are restored to the size that a new state gives them: keep what grows as a" in caplog.text
+
+
+def test_a_list_that_grows_is_restored(pod: LivePod) -> None:
+    pod.start()
+    Checkpointer().save({"numbers": [1.0, 2.0, 3.0]}, 3)
+    pod.be(iteration=1)
+    fresh: dict[str, Any] = {"numbers": []}
+    assert Checkpointer().load(fresh) == 3
+    assert fresh == {"numbers": [1.0, 2.0, 3.0]}
+
+
+def test_an_optimizer_without_a_group_that_was_added_later_is_refused_with_what_to_change(pod: LivePod) -> None:
+    pod.start()
+    state = make_state()
+    state["optimizer"].add_param_group({"params": [nn.Parameter(torch.ones(4))], "lr": 0.2})
+    step_once(state, 0)
+    assert isinstance(Checkpointer().save(state, 1), Saved)
+    pod.be(iteration=1)
+    pod.be_new_process()
+    with pytest.raises(
+        ValueError, match=r"optimizer: want 2 parameter groups, as in the .* step 1, got 1; give it all"
+    ):
+        Checkpointer().load(make_state())
+
+
 def test_an_optimizer_that_needs_a_closure_is_refused_at_the_first_save(pod: LivePod) -> None:
     """Not after the first fault, when a new one could not be given its state."""
     pod.start()

@@ -151,7 +151,10 @@ def _exited(
     if report is not None and report.phase is WorkerPhase.COMPLETED and process.exit_code == 0:
         has_ended = outcome is not None
         return WorkerState(place.local_rank, number, WorkerPhase.COMPLETED, iteration, step=step, has_ended=has_ended)
-    if outcome is JobPhase.COMPLETE and entry is not None and entry.rank is not None:
+    # Without a rank in the newest plan it was lost before, and others have completed.
+    part = place.incarnation.part
+    was_rank = entry is not None and entry.rank is not None and part is not None and part.rank is not None
+    if outcome is JobPhase.COMPLETE and was_rank:
         return _ended(place, process, iteration)
     fault = None if outcome is not None else _exit_fault(place.incarnation.found, process, report, iteration)
     activity = place.incarnation.activity

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from unbroken.inprocess.abort import Abort, free_sockets
 from unbroken.inprocess.interruption.gate import Gate
+from unbroken.inprocess.interruption.slow_plugin import PATIENCE_S, named_when_slow
 from unbroken.inprocess.state import FrozenState
 from unbroken.inprocess.torch_state.groups import current_groups
 from unbroken.inprocess.torch_state.leftovers import CLOSE_TIMEOUT_S, Leftovers
@@ -33,13 +34,22 @@ class Interrupter:
     """Has a thread of its own: neither the main thread nor the link's may wait for an abort."""
 
     def __init__(
-        self, gate: Gate, leftovers: Leftovers, running: InterruptibleCall, aborts: Callable[[], Sequence[Abort]]
+        self,
+        gate: Gate,
+        leftovers: Leftovers,
+        running: InterruptibleCall,
+        aborts: Callable[[], Sequence[Abort]],
+        patience_s: float = PATIENCE_S,
     ) -> None:
-        """`aborts` returns the plug-ins of the calls that run now, in the order in which they are to be called."""
+        """`aborts` returns the plug-ins of the calls that run now, in the order in which they are to be called.
+
+        One that runs longer than `patience_s` is named in the log.
+        """
         self._gate = gate
         self._leftovers = leftovers
         self._running = running
         self._aborts = aborts
+        self._patience_s = patience_s
         self._lock = threading.Lock()
         self._aborted_iteration = -1
         self._to_stop: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -71,7 +81,8 @@ class Interrupter:
             self._leftovers.keep(current_groups())
             for abort in self._aborts():
                 try:
-                    abort(self._running.state.without_exception())
+                    with named_when_slow("abort", iteration, self._patience_s):
+                        abort(self._running.state.without_exception())
                 except Exception as error:
                     logger.error("abort raised: iteration=%d", iteration, exc_info=error)
 

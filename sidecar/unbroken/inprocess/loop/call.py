@@ -29,6 +29,7 @@ from unbroken.inprocess.interruption.gate import FunctionOutcome, Gate, RankShou
 from unbroken.inprocess.interruption.interrupter import Interrupter
 from unbroken.inprocess.interruption.main_thread import has_device, is_waiting, main_thread
 from unbroken.inprocess.interruption.rehearsal import rehearse
+from unbroken.inprocess.interruption.slow_plugin import POLICY_WAITS, named_when_slow
 from unbroken.inprocess.interruption.stacks import StackSignal, is_hang, log_hang
 from unbroken.inprocess.loop import entry
 from unbroken.inprocess.loop.call_wrapper import CallWrapper
@@ -96,7 +97,9 @@ class WrappedCall:
         self._torch_state = TorchState()
         self._plugins = Plugins(options)
         self._inner_calls = InnerCalls(self._plugins, self._report_inner_fault)
-        self._interrupter = Interrupter(self._gate, self._leftovers, self, self._plugins.aborts)
+        self._interrupter = Interrupter(
+            self._gate, self._leftovers, self, self._plugins.aborts, self._plugins.patience_s
+        )
         self._store = StoreOffer(place.pod_address, self._leftovers)
         self._faults = self._fault_port() if place.allows_faults else None
         self._state: State | None = None
@@ -279,7 +282,8 @@ class WrappedCall:
             raise InternalError("orders: want a plan, a question or a release, got none")
         self._answered = question
         options = self._options
-        found = answer_question(options.rank_assignment, options.rank_filter, question)
+        with named_when_slow("rank_assignment", self._iteration, self._plugins.patience_s, POLICY_WAITS):
+            found = answer_question(options.rank_assignment, options.rank_filter, question)
         self._report(WorkerPhase.READY, answer=found)
 
     def _begin(self, enter: Enter) -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from unbroken.inprocess.abort import Abort
 from unbroken.inprocess.assignment.policy import violation
 from unbroken.inprocess.exception import RestartAbort
+from unbroken.inprocess.interruption.slow_plugin import AT_END, PATIENCE_S, named_when_slow
 from unbroken.inprocess.loop.health_record import HealthRecord
-from unbroken.inprocess.loop.slow_plugin import named_when_slow
 from unbroken.inprocess.options import WrapperOptions
 from unbroken.inprocess.state import FrozenState
 
@@ -21,6 +21,10 @@ class Plugins:
         self.health = HealthRecord()
         """The last results of all health checks."""
         self._layers = [self._watched(options)]
+        # A worker that does not leave is ended after the difference: it is named sooner.
+        leave_s = (options.hard_timeout - options.soft_timeout).total_seconds()
+        self.patience_s = min(PATIENCE_S, leave_s / 2)
+        """A plug-in that runs longer is named."""
 
     @property
     def depth(self) -> int:
@@ -58,7 +62,7 @@ class Plugins:
         """Clean up after functions that were left; raises what a plug-in raises."""
         for layer in self._inside_out():
             if layer.finalize is not None:
-                with named_when_slow("finalize", state.iteration):
+                with named_when_slow("finalize", state.iteration, self.patience_s):
                     layer.finalize(state)
 
     def check_health(self, state: FrozenState) -> None:
@@ -66,7 +70,7 @@ class Plugins:
         for layer in self._inside_out():
             check = layer.restart_health_check or layer.health_check
             if check is not None:
-                with named_when_slow("health_check", state.iteration):
+                with named_when_slow("health_check", state.iteration, self.patience_s):
                     check(state)
 
     def complete(self, state: FrozenState) -> None:
@@ -75,7 +79,8 @@ class Plugins:
         if completion is None:
             return
         try:
-            completion(state)
+            with named_when_slow("completion", state.iteration, self.patience_s, AT_END):
+                completion(state)
         except Exception as error:
             logger.error("completion raised: iteration=%d", state.iteration, exc_info=error)
 
@@ -84,7 +89,8 @@ class Plugins:
         try:
             for layer in self._inside_out():
                 if layer.terminate is not None:
-                    layer.terminate(state)
+                    with named_when_slow("terminate", state.iteration, self.patience_s, AT_END):
+                        layer.terminate(state)
         except Exception as error:
             raise error from reason
 

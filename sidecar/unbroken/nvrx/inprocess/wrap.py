@@ -42,9 +42,9 @@ class Wrapper(wrap.Wrapper):
     """Restarts a training function in the same process, with the extension's options and ways.
 
     Beside those of `unbroken.inprocess.Wrapper`: a script may fail without limit in standalone mode (a RetryController
-    sets one), with pauses of up to 5 s while `initialize` keeps raising; a group that exists when the call begins is
-    made again in each iteration; the chained health checks run at each restart; `monitor_process_pidfile` names this
-    process, since there is no monitor process.
+    sets one), with pauses while `initialize`, or a function that has just begun, keeps raising; a group that exists
+    when the call begins is made again in each iteration; the chained health checks run at each restart;
+    `monitor_process_pidfile` names this process, since there is no monitor process.
     """
 
     def __init__(
@@ -108,12 +108,13 @@ class Wrapper(wrap.Wrapper):
         return call
 
     def _extend_options(self) -> None:
-        says_stop, says_restart = _SayStop(), _SayRestart()
-        initialize, finalize, checks = self.options.initialize, self.options.finalize, self.restart_health_check
         pause_s = min(LONGEST_PAUSE_S, self.options.soft_timeout.total_seconds() * _PAUSE_OF_SOFT_TIMEOUT)
+        initialize = PatientInitialize(self.options.initialize, pause_s)
+        says_stop, says_restart = _SayStop(initialize), _SayRestart()
+        finalize, checks = self.options.finalize, self.restart_health_check
         at_end = Compose(says_restart) if checks is None else Compose(says_restart, *_parts(checks))
         self.options = self.options.extended(
-            initialize=None if initialize is None else PatientInitialize(initialize, pause_s),
+            initialize=initialize,
             finalize=Compose(says_stop) if finalize is None else Compose(finalize, says_stop),
             restart_health_check=at_end,
             takes_group=True,
@@ -136,8 +137,12 @@ def _write_pid(pidfile: str) -> None:
 class _SayStop(Finalize):
     """Says what ended the function here."""
 
+    def __init__(self, patience: PatientInitialize) -> None:
+        self._patience = patience
+
     def __call__(self, state: FrozenState) -> FrozenState:
         """Log it in the extension's words."""
+        self._patience.note_end(state)
         error = state.fn_exception
         if error is not None:
             logger.error("rank=%s fn_ex: %s", state.rank, repr(error)[:_MAX_TEXT])

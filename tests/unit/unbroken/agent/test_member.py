@@ -733,6 +733,25 @@ def test_ends_after_the_training_are_reported_as_they_are() -> None:
     assert second.fault == Fault(Cause.PROCESS_EXIT, 0, detail, exit_code=3)
 
 
+@pytest.mark.parametrize("others", [(), (RankPlan(1, None, RankReason.FIRST),)], ids=["no part", "no rank"])
+def test_worker_that_was_killed_before_others_completed_is_not_said_to_have_returned(
+    others: tuple[RankPlan, ...],
+) -> None:
+    """The job went on without it."""
+    pod = Pod()
+    pod.run()
+    pod.step(LauncherReported(processes(running(0), ended(1, -9))))
+    pod.hear(interrupt(0))
+    pod.step(WorkerReported(0, 0, ready(0, 0)))
+    pod.hear(replace(plan(1), ranks=(*plan(1).ranks[:1], *others)))
+    pod.step(WorkerReported(0, 0, WorkerReport(WorkerPhase.COMPLETED, 1)))
+    pod.hear(Finish(1, JobPhase.COMPLETE, Reason.COMPLETED, "over"))
+    pod.step(LauncherReported(processes(ended(0, 0), ended(1, -9))))
+    first, second = pod.member.workers
+    assert (first.phase, first.has_ended, first.fault) == (WorkerPhase.COMPLETED, True, None)
+    assert (second.phase, second.has_ended, second.fault) == (WorkerPhase.GONE, False, None)
+
+
 def test_worker_whose_exit_code_only_its_launcher_knows_counts_as_ended_well() -> None:
     """Where the wrapper has started the agent, processes go on after their call, and torchrun sees their codes."""
     pod = Pod()

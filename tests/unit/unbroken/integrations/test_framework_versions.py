@@ -71,3 +71,20 @@ def test_release_of_a_later_major_is_told_of(
     with caplog.at_level(logging.WARNING):
         require("frame", (5, 2), (5, 23))
     assert caplog.messages == words
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        ("0.3.9", []),
+        ("0.4.0", ["frame 0.4 is newer than what this was tested with (0.3): compare your losses"]),
+        ("1.0", ["frame 1.0 is newer than what this was tested with (0.3): compare your losses"]),
+    ],
+)
+def test_a_minor_is_a_major_before_the_first(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, seen: str, words: list[str]
+) -> None:
+    monkeypatch.setattr(metadata, "version", lambda package: seen)
+    with caplog.at_level(logging.WARNING):
+        require("frame", (0, 3), (0, 3))
+    assert caplog.messages == words

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -95,4 +96,48 @@ def test_wrapper_has_it_and_no_pause_that_looks_like_a_hang() -> None:
     assert wrapper.options.initialize._longest_s == 5.0
     hasty: Any = inprocess.Wrapper(initialize=own, soft_timeout=timedelta(seconds=4))
     assert hasty.options.initialize._longest_s == 1.0
-    assert inprocess.Wrapper().options.initialize is None
+
+
+class Clock:
+    """Moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now_s
+
+
+def pauses_of_function(*ends: tuple[bool, float]) -> list[float]:
+    """Return the pauses where the function was left so: whether it raised here, and after how many seconds."""
+    seen: list[float] = []
+    clock = Clock()
+    patient = PatientInitialize(None, 5.0, seen.append, clock)
+    for has_raised, ran_s in ends:
+        assert patient(STATE) is STATE
+        clock.now_s += ran_s
+        patient.note_end(replace(STATE, fn_exception=OSError() if has_raised else None))
+    return seen
+
+
+def test_function_that_raises_at_once_is_called_after_a_pause() -> None:
+    """Nothing else limits it: it was called sixty times a second."""
+    assert pauses_of_function(*[(True, 0.0)] * 14) == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    # Another rank was sooner at times.
+    assert pauses_of_function((True, 0.0), *[(False, 0.0)] * 9) == [0.1, 0.2]
+
+
+def test_function_that_runs_for_a_while_is_called_at_once() -> None:
+    assert pauses_of_function(*[(True, 1.5)] * 30) == []
+    assert pauses_of_function(*[(False, 0.0)] * 30) == []
+    assert pauses_of_function(*[(True, 0.0)] * 9, (True, 1.5), *[(True, 0.0)] * 8) == [0.1, 0.2]
+
+
+def test_initialize_that_raised_counts_for_itself_alone() -> None:
+    seen: list[float] = []
+    patient = PatientInitialize(Fails(OSError()), 5.0, seen.append, Clock())
+    with contextlib.suppress(OSError):
+        patient(STATE)
+    patient.note_end(replace(STATE, fn_exception=OSError()))
+    assert patient._num_quick == 0
