@@ -156,13 +156,13 @@ class Watches:
             raise FalseBlameError(f"{pod.name} is called broken, and nothing says so that counts")
         self.num_blamed += 1
         watched = [
-            (at_s, other) for at_s, other in self._blames if now_s - at_s < BREAKER_S and other not in self.failed
+            (at_s, other) for at_s, other in self._blames if now_s < at_s + BREAKER_S and other not in self.failed
         ]
         if by_watch and not by_preflight and any(other != uid for _at_s, other in watched):
             raise FalseBlameError(f"{pod.name} is blamed so soon after another one: {watched}")
         self._blames.append((now_s, uid))
         self._blamed_ever.add(pod.name)
-        recent = [at_s for at_s, _uid in self._blames if now_s - at_s < BUDGET_S]
+        recent = [at_s for at_s, _uid in self._blames if now_s < at_s + BUDGET_S]
         if len(recent) > MAX_BLAMED:
             raise FalseBlameError(f"{len(recent)} pods are blamed within {BUDGET_S:g} s: {recent}")
 
@@ -229,8 +229,8 @@ class Watches:
             return None
         (uid,) = found
         job, fatal = coordinator._job, self.told[found[0]].findings[0].verdict is Verdict.FATAL
-        lately = {other for at_s, other in self._blames if world.now_s - at_s < BREAKER_S}
-        budget = sum(world.now_s - at_s < BUDGET_S for at_s, _uid in self._blames)
+        lately = {other for at_s, other in self._blames if world.now_s < at_s + BREAKER_S}
+        budget = sum(world.now_s < at_s + BUDGET_S for at_s, _uid in self._blames)
         is_free = not settings.layers and settings.rungs == DEFAULT_RUNGS and settings.max_faults_per_rank is None
         spares = [other for other in job.members.ready if other not in job.members.active and other not in self.failed]
         # Without it enough pods must be left.

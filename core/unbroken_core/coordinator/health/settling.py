@@ -52,9 +52,9 @@ def settle_health(job: JobState, now_s: float) -> float:
     newcomers = members.newcomers(now_s, job.settings.timeouts.last_call_s)
     _acquit(job, believed, newcomers, now_s)
     believed = [uid for uid in believed if uid in members.unfit]
-    recent = {uid: at_s for uid, at_s in table.blamed_s.items() if now_s - at_s < BREAKER_S}
+    recent = {uid: at_s for uid, at_s in table.blamed_s.items() if now_s < at_s + BREAKER_S}
     table.blamed_s = dict(recent)
-    table.blames_s = [at_s for at_s in table.blames_s if now_s - at_s < BUDGET_S]
+    table.blames_s = [at_s for at_s in table.blames_s if now_s < at_s + BUDGET_S]
     table.takers = {uid: takers for uid, takers in table.takers.items() if uid in members.unfit}
     table.unmovable_s = {
         uid: at_s for uid, at_s in table.unmovable_s.items() if uid in table.strikes or uid in table.failed
@@ -100,7 +100,7 @@ def _acquit(job: JobState, believed: Sequence[str], newcomers: Newcomers, now_s:
 
 def _failed_lately(table: HealthTable, now_s: float) -> Mapping[str, float]:
     """Return when pods were blamed for their preflight, and forget what was long ago."""
-    table.failed_s = {uid: at_s for uid, at_s in table.failed_s.items() if now_s - at_s < BUDGET_S}
+    table.failed_s = {uid: at_s for uid, at_s in table.failed_s.items() if now_s < at_s + BUDGET_S}
     return table.failed_s
 
 

@@ -204,6 +204,18 @@ def test_a_false_alarm_of_the_whole_fleet_moves_one_pod_at_most() -> None:
     assert "may be a false alarm: no ranks move for it" in status.health.held
 
 
+@pytest.mark.parametrize("limit_s", [BREAKER_S, BUDGET_S])
+def test_what_ends_after_a_while_has_ended_at_its_tick(limit_s: float) -> None:
+    """Before, where the sum of two numbers was rounded, a tick was due at the moment in which it was taken."""
+    bench = WatchedBench(replace(ACT, timeouts=PATIENT))
+    moments = (bench.now_s + number / 7 for number in range(1, 10_000))
+    bench.now_s = next(at_s for at_s in moments if (at_s + limit_s) - at_s < limit_s)
+    bench.find("p2", LOST)
+    bench.report("p0")
+    bench.tick(limit_s + 1.0)
+    assert [pod.unfit for pod in bench.status().pods] == ["", "", TEXT]
+
+
 def test_two_pods_under_one_switch_blame_the_switch() -> None:
     settings = replace(ACT, spares=2, layers=(Layer("rack", "l/rack"),))
     bench = WatchedBench(settings, domains=("r1",))
