@@ -73,6 +73,8 @@ class Ranking:
         self._tree: RankTree | None = None
         self._pending: _Pending | None = None
         self._version = 0
+        self.num_placed = 0
+        """Rises whenever a pod comes, or moves to other domains."""
         self._excluded: dict[str, frozenset[int]] = {}
         self._returned: dict[str, None] = {}
         """Pods that were removed and are back: nobody who forgot them knows that they may have kept their ranks."""
@@ -98,6 +100,7 @@ class Ranking:
         if seat is not None and seat.path == path:
             return
         self._change()
+        self.num_placed += 1
         key = tuple(pod_order(name) for name in path)
         if seat is None:
             size = self.rules.ranks_per_pod

@@ -112,18 +112,18 @@ def assess_preflights(
     `num_told`: how many pods have said how their preflight went. `believed` and `num_lately` as in `assess`. `recent`:
     pods that were blamed for it within BUDGET_S.
     """
-    kept = {uid: strike for uid, strike in failed.items() if uid in believed}
-    fresh = {uid: strike for uid, strike in failed.items() if uid not in believed}
+    kept = {uid: failed[uid] for uid in believed if uid in failed}
+    num_fresh = len(failed) - len(kept)
     minutes = f"{BUDGET_S / 60:.0f} min"
-    if fresh and len(failed) > 1 and 2 * len(failed) > num_told:
+    if num_fresh and len(failed) > 1 and 2 * len(failed) > num_told:
         text = f"the preflight of {len(failed)} of {counted(num_told, 'pod')} has failed"
         return Blame(kept, held=f"{text}, which may be a false alarm: no ranks move for it, and no pod is replaced")
-    if fresh and recent:
-        more = f"the preflight of {counted(len(fresh), 'more pod')} has failed"
+    if num_fresh and recent:
+        more = f"the preflight of {counted(num_fresh, 'more pod')} has failed"
         return Blame(kept, held=f"{more} within {minutes} after one had to move: no other one does for it")
-    if fresh and num_lately >= MAX_BLAMED:
+    if num_fresh and num_lately >= MAX_BLAMED:
         return Blame(kept, held=f"findings have moved {counted(num_lately, 'pod')} within {minutes}: no more for now")
-    return Blame({**kept, **fresh})
+    return Blame({**kept, **failed})
 
 
 def assess(
@@ -133,31 +133,35 @@ def assess(
     recent: Collection[str],
     num_lately: int = 0,
 ) -> Blame:
-    """Return who is blamed.
+    """Return who is blamed. Costs O(links): a false alarm of a whole fleet is judged anew with each that joins in.
 
-    `domains`: the innermost domain of each pod, "" where there is none or it is not known. `believed`: pods that are
+    `domains`: the innermost domain of each pod whose links only speak against it, "" where there is none or it is not
+    known. `believed`: pods that are
     blamed already, and stay so while something speaks against them. `recent`: pods that were blamed not long ago.
     `num_lately`: how often one was within BUDGET_S.
     """
     shared: dict[str, list[str]] = {}
-    for uid, strike in strikes.items():
-        if strike.is_link and domains.get(uid):
-            shared.setdefault(domains[uid], []).append(uid)
+    for uid, domain in domains.items():
+        if domain and uid in strikes and strikes[uid].is_link:
+            shared.setdefault(domain, []).append(uid)
     of_domain = {domain: uids for domain, uids in shared.items() if len(uids) >= _CONFIRMED}
     excused = {uid for uids in of_domain.values() for uid in uids}
-    kept = {uid: strike for uid, strike in strikes.items() if uid in believed}
-    fresh = {uid: strike for uid, strike in strikes.items() if uid not in believed and uid not in excused}
+    kept = {uid: strikes[uid] for uid in believed if uid in strikes}
+    known = kept.keys() | excused
+    num_fresh = len(strikes) - len(known)
+    num = num_fresh + sum(uid in known or uid not in strikes for uid in recent)
     held = ""
     if of_domain:
         named = ", ".join(f"{domain} ({counted(len(uids), 'pod')})" for domain, uids in sorted(of_domain.items())[:4])
         held = f"links of several pods are down or lossy, look at what they share: {named}"
-    if fresh and len(fresh.keys() | set(recent)) > 1:
-        num = len(fresh.keys() | set(recent))
+    if num_fresh and num > 1:
         text = (
             f"findings speak against {counted(num, 'pod')} within {BREAKER_S / 60:.0f} min, which may be a false alarm"
         )
         return Blame(kept, tuple(sorted(of_domain)), "; ".join(filter(None, (held, f"{text}: no ranks move for it"))))
-    if fresh and num_lately >= MAX_BLAMED:
+    if num_fresh and num_lately >= MAX_BLAMED:
         text = f"findings have moved {counted(num_lately, 'pod')} within {BUDGET_S / 60:.0f} min: no more for now"
         return Blame(kept, tuple(sorted(of_domain)), "; ".join(filter(None, (held, text))))
-    return Blame({**kept, **fresh}, tuple(sorted(of_domain)), held)
+    if num_fresh:
+        kept.update((uid, strike) for uid, strike in strikes.items() if uid not in known)
+    return Blame(kept, tuple(sorted(of_domain)), held)

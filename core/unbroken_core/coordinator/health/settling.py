@@ -23,6 +23,7 @@ from unbroken_core.protocol.log_rules.rules import LogVerdict
 from unbroken_core.protocol.settings import HealthMode, StragglerMode
 from unbroken_core.recovery.health import BREAKER_S, BUDGET_S, SWITCH_S, Blame, Strike, assess, assess_preflights
 from unbroken_core.vocabulary.findings import LOG_LINES, PREFLIGHT, Health, Verdict
+from unbroken_core.vocabulary.reasons import Rung
 
 
 def receive_health(job: JobState, member: Member, health: Health | None, now_s: float) -> None:
@@ -42,11 +43,43 @@ def receive_health(job: JobState, member: Member, health: Health | None, now_s: 
 
 
 def settle_health(job: JobState, now_s: float) -> float:
-    """Blame who is to be blamed now, and acquit others. Return when to look again."""
+    """Blame who is to be blamed now, and acquit others. Return when to look again.
+
+    All is judged anew when something has changed that it rests on, and when something is due: what most events of a
+    job change makes no difference, and findings on all pods of a large job must not hold its recoveries up.
+    """
+    table = job.health
+    if not (table.doubts or job.members.unfit or job.paces.stragglers):
+        table.basis = None
+        _note(table, Blame({}))
+        return math.inf
+    basis = _basis(job, now_s)
+    if basis != table.basis or now_s >= table.due_s:
+        # What is changed by this is judged once more with the next event.
+        table.basis, table.due_s = basis, _judge(job, now_s)
+    return table.due_s
+
+
+def _basis(job: JobState, now_s: float) -> tuple[object, ...]:
+    """Return another value whenever it may be somebody else who is to be blamed; costs O(1)."""
+    paces, members = job.paces, job.members
+    return (
+        job.health.num_changes,
+        (paces.iteration, paces.judged, len(paces.stragglers), len(paces.moved)),
+        members.num_shifts,
+        members.ranking.num_placed,
+        job.world.iteration,
+        type(job.phase),
+        job.budgets.is_possible(Rung.POD, now_s),
+    )
+
+
+def _judge(job: JobState, now_s: float) -> float:
+    """Blame and acquit by all that is known. Return when time alone changes something."""
     settle_stragglers(job, now_s)
     table, members = job.health, job.members
     believed = [uid for uid in members.unfit if uid in members.by_uid]
-    if not table.strikes and not table.failed and not believed:
+    if not table.doubts and not believed:
         _note(table, Blame({}))
         return math.inf
     newcomers = members.newcomers(now_s, job.settings.timeouts.last_call_s)
@@ -59,20 +92,19 @@ def settle_health(job: JobState, now_s: float) -> float:
     table.unmovable_s = {
         uid: at_s for uid, at_s in table.unmovable_s.items() if uid in table.strikes or uid in table.failed
     }
-    domains = {uid: _domain(job, uid) for uid in table.strikes}
+    domains = {uid: _domain(job, uid) for uid in table.links} if members.ranking.num_layers else {}
     blame = assess(table.strikes, domains, believed, recent, len(table.blames_s))
     lately = _failed_lately(table, now_s)
     of_preflight = assess_preflights(table.failed, len(table.preflights), believed, lately, len(table.blames_s))
     _note(table, replace(blame, held="; ".join(filter(None, (blame.held, of_preflight.held)))))
     due_s = [at_s + BREAKER_S for at_s in recent.values()] + [at_s + BUDGET_S for at_s in table.blames_s[:1]]
     due_s += [at_s + BUDGET_S for at_s in table.failed_s.values()]
-    due_s += [at_s + LOOK_AGAIN_S for at_s in table.unmovable_s.values() if at_s + LOOK_AGAIN_S > now_s]
     due_s.append(newcomers.until_s)
     for uid, strike in blame.blamed.items():
         if uid in members.unfit or not _acts(job, strike):
             continue
         # A switch is known by the second of its links that goes down.
-        wait_s = SWITCH_S if strike.is_link and domains[uid] else 0.0
+        wait_s = SWITCH_S if domains.get(uid) else 0.0
         if now_s < table.since_s[uid] + wait_s:
             due_s.append(table.since_s[uid] + wait_s)
         elif _may_blame(job, members.by_uid[uid], strike, newcomers, now_s):
@@ -83,6 +115,7 @@ def settle_health(job: JobState, now_s: float) -> float:
             table.failed_s[uid] = now_s
             _blame(job, uid, strike, now_s)
             break  # One, and no other one soon.
+    due_s += [at_s + LOOK_AGAIN_S for at_s in table.unmovable_s.values() if at_s + LOOK_AGAIN_S > now_s]
     return min(due_s, default=math.inf)
 
 

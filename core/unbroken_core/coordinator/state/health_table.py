@@ -1,5 +1,6 @@
 """What the pods' watches have found, as the coordinator knows it, and whom it believes to be broken."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ class HealthTable:
     """What lines of workers say is slow, by uid of a pod. They speak against nobody, and make no spare the last one."""
     strikes: dict[str, Strike] = field(default_factory=dict)
     """By uid of the pods that something speaks against."""
+    links: dict[str, Strike] = field(default_factory=dict)
+    """Those of them that may be a switch's."""
     failed: dict[str, Strike] = field(default_factory=dict)
     """By uid of the pods that their preflight speaks against, in a job that acts on it. No strikes: they are judged
     apart, so that a false alarm of all pods does not hold up what watches find."""
@@ -55,6 +58,10 @@ class HealthTable:
     """Pods with a finding that is worse than ok."""
     blame: Blame = field(default_factory=lambda: Blame({}))
     num_changes: int = 0
+    basis: tuple[object, ...] | None = None
+    """On what it was judged last; None: not yet."""
+    due_s: float = math.inf
+    """Until when that holds, if nothing of it changes."""
 
     def note(self, uid: str, health: Health | None, now_s: float) -> None:
         """Take what the watch of a pod says; None: there is none, or the pod is gone."""
@@ -113,6 +120,7 @@ class HealthTable:
         self.unchecked.subtract(_unchecked(self.by_uid.pop(uid, None)))
         self.unchecked += Counter()  # Drops what is at zero.
         self.strikes.pop(uid, None)
+        self.links.pop(uid, None)
         self.worn.pop(uid, None)
         since_s = self.since_s.pop(uid, now_s)
         if health is None:
@@ -122,6 +130,8 @@ class HealthTable:
         strike = strike_of(watched)
         if strike is not None:
             self.strikes[uid], self.since_s[uid] = strike, since_s
+            if strike.is_link:
+                self.links[uid] = strike
         if health.worst.severity > Verdict.OK.severity:
             self.worn[uid] = None
 

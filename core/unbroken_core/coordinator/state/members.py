@@ -93,6 +93,9 @@ class Members:
         self.world = world
         self.num_changes = 0
         """Rises with everything that agents say, but for heartbeats, and with every pod that goes."""
+        self.num_shifts = 0
+        """Rises when it is other pods that have ranks, or could stand in for them: seldom, and not with what those that
+        have ranks go through in a recovery."""
         self._moved: list[Member] = []
         """Members whose ranks changed in the last plan."""
         self._may_split = rules.may_split
@@ -193,6 +196,10 @@ class Members:
         _put(self.unfit, uid, is_known and bool(member.unfit))
         self._sort_health(member, health, is_known)
         self._sort_iteration(member)
+        standing = _standing_of(member, is_known, is_ready)
+        if member.standing != standing:
+            member.standing = standing
+            self.num_shifts += 1
         if is_known:
             self.ranking.fit(uid, health.healthy)
 
@@ -237,6 +244,7 @@ class Members:
 
     def follow(self, rules: Rules, keeps_domains: bool) -> None:
         """Rank by other rules from now on; the tree is new. Without `keeps_domains` nobody's domains are known."""
+        self.num_shifts += 1
         previous, self.ranking = self.ranking, Ranking(rules)
         for member in self.by_uid.values():
             member.has_domains = member.has_domains and keeps_domains
@@ -383,6 +391,14 @@ class Members:
 
 def _is_in(state: WorkerState, iteration: int) -> bool:
     return state.iteration == iteration and (state.phase is _RUNNING or state.phase is _COMPLETED)
+
+
+def _standing_of(member: Member, is_known: bool, is_ready: bool) -> tuple[object, ...]:
+    """Return what it changes whether ranks can move from this pod or another, or to it."""
+    spare: tuple[object, ...] = ()
+    if is_ready and not member.ranks:
+        spare = (member.has_domains, member.joined_at_s, *[place.state.phase for place in member.places.values()])
+    return (is_known, len(member.ranks), member.out, bool(member.unfit), spare)
 
 
 def _put(pods: MutableMapping[str, None], uid: str, is_member: bool) -> None:

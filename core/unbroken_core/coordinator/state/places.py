@@ -134,6 +134,8 @@ class Member:
     """Set while the operator says that the pod is gone."""
     has_domains: bool = False
     joined_at_s: float = 0.0
+    standing: tuple[object, ...] = ()
+    """What it counts for where ranks are to move, as it was sorted last."""
     entered_at_s: float | None = None
     """When its workers entered the iteration of the plan that it came with; None: it does not know."""
     over_at_s: float | None = None

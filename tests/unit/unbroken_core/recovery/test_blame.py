@@ -1,10 +1,11 @@
 """Whom findings speak against: one strike for what is fatal, two signs for what is suspect, nobody in a false alarm."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import pytest
 
-from unbroken_core.recovery.health import Blame, Strike, assess, strike_of
+from unbroken_core.recovery.health import Blame, Strike, assess, assess_preflights, strike_of
 from unbroken_core.vocabulary.findings import Finding, Health, Verdict
 
 LOST = Finding("gpu-events", "GPU-a", Verdict.FATAL, "xid-79", message="XID 79: the GPU has fallen off the bus")
@@ -40,6 +41,28 @@ def test_one_pod_is_blamed_and_two_at_once_are_a_false_alarm() -> None:
     both = assess({"a": FATAL, "b": FATAL}, {}, [], [])
     assert both.blamed == {}
     assert both.held == "findings speak against 2 pods within 5 min, which may be a false alarm: no ranks move for it"
+
+
+def test_a_false_alarm_of_a_fleet_is_judged_without_a_look_at_each_pod() -> None:
+    """Before, what it cost with every event rose with the number of pods."""
+
+    class Unread(Mapping[str, Strike]):
+        def __len__(self) -> int:
+            return 100
+
+        def __getitem__(self, uid: str) -> Strike:
+            return {f"p{number}": FATAL for number in range(100)}[uid]
+
+        def __iter__(self) -> Iterator[str]:
+            raise AssertionError("all were looked at")
+
+    fleet = Unread()
+    assert assess(fleet, {}, ["p1"], ["p1", "elsewhere"]) == Blame(
+        {"p1": FATAL},
+        held="findings speak against 101 pods within 5 min, which may be a false alarm: no ranks move for it",
+    )
+    failed = assess_preflights(fleet, 150, [], [])
+    assert (failed.blamed, failed.held[:44]) == ({}, "the preflight of 100 of 150 pods has failed,")
 
 
 def test_whoever_is_blamed_stays_so_while_others_follow() -> None:

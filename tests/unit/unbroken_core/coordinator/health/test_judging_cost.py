@@ -1,0 +1,90 @@
+"""Findings on all pods of a large job do not hold it up: they are judged when something changes that this rests on."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.unit.unbroken_core.coordinator.health.test_health import ACT, LOST, OBSERVE, PATIENT, WatchedBench
+from tests.unit.unbroken_core.coordinator.test_coordinator import GONE, READY
+
+from unbroken_core.coordinator.health import settling
+from unbroken_core.protocol.settings import JobSettings
+from unbroken_core.vocabulary.reasons import Cause, JobPhase
+
+NUM_PODS = 40
+
+
+class LargeBench(WatchedBench):
+    """A job of many pods with one spare."""
+
+    def __init__(self, settings: JobSettings) -> None:
+        self.pods = [f"p{number}" for number in range(NUM_PODS)]
+        super().__init__(replace(settings, replicas=NUM_PODS, min_replicas=NUM_PODS - 5, spares=1, timeouts=PATIENT))
+
+    def run(self, *_pods: str) -> None:
+        super().run(*self.pods, f"p{NUM_PODS}")
+
+
+def counted_calls(patch: pytest.MonkeyPatch, name: str) -> list[None]:
+    """Return a list that grows with each call of this function by the judgement."""
+    calls: list[None] = []
+    plain: Callable[..., Any] = getattr(settling, name)
+
+    def counting(*given: Any) -> Any:
+        calls.append(None)
+        return plain(*given)
+
+    patch.setattr(settling, name, counting)
+    return calls
+
+
+@pytest.mark.parametrize("settings", [ACT, OBSERVE], ids=["act", "observe"])
+def test_a_false_alarm_of_all_pods_is_judged_once_and_not_with_each_event(
+    settings: JobSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, each event of the job cost as much as there were findings."""
+    bench = LargeBench(settings)
+    for pod in bench.pods:
+        bench.find(pod, LOST)
+    health = bench.status().health
+    judged = counted_calls(monkeypatch, "assess")
+    for _round in range(3):
+        for pod in bench.pods:
+            bench.report(pod)
+    assert len(judged) <= 1
+    assert health is not None
+    assert bench.status().health == health
+    assert health.num_findings == NUM_PODS
+
+
+@pytest.mark.parametrize("is_gone", [True, False], ids=["no spare", "half a spare"])
+def test_a_strike_that_nobody_can_act_on_is_not_weighed_with_each_event_of_a_recovery(
+    is_gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, each event of a recovery cost as much as there were pods: four times as much in all with 4,000 pods."""
+    bench = LargeBench(ACT)
+    spare = bench.workers(GONE)
+    bench.states[f"p{NUM_PODS}"] = spare if is_gone else [bench.workers(READY)[0], *spare[1:]]
+    bench.report(f"p{NUM_PODS}")
+    bench.find("p5", LOST)
+    weighed = counted_calls(monkeypatch, "takers_of")
+    bench.fault("p1", 0, Cause.EXCEPTION)
+    bench.all_are(READY, 0, *bench.pods)
+    assert bench.status().phase is JobPhase.PLANNED
+    assert len(weighed) <= 3
+
+
+def test_whoever_could_not_move_does_with_the_first_event_that_makes_it_possible(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = LargeBench(ACT)
+    bench.all_are(GONE, -1, f"p{NUM_PODS}")
+    bench.find("p5", LOST)
+    weighed = counted_calls(monkeypatch, "takers_of")
+    for pod in bench.pods:
+        bench.report(pod)
+    assert (len(weighed) <= 1, [pod.pod for pod in bench.status().pods if pod.unfit]) == (True, [])
+    bench.states[f"p{NUM_PODS}"] = bench.workers(READY, incarnation=1)
+    bench.report(f"p{NUM_PODS}")
+    assert [pod.pod for pod in bench.status().pods if pod.unfit] == ["p5"]
