@@ -65,6 +65,10 @@ class Watches:
         self._unfit: set[str] = set()
         self._blames: list[tuple[float, str]] = []
         """Of this life of the rendezvous."""
+        self._counted: list[tuple[float, str]] = []
+        """Those that count in the budget."""
+        self._vain_s: list[float] = []
+        """When blames were taken back since nobody could take the ranks any more."""
         self._blamed_ever: set[str] = set()
         """Names of pods that were blamed in any life: the next one goes on with the recovery of the one before."""
         self._moved: tuple[int, float] | None = None
@@ -131,6 +135,8 @@ class Watches:
         """The rendezvous was restarted: it knows nothing of earlier blames."""
         self._unfit.clear()
         self._blames.clear()
+        self._counted.clear()
+        self._vain_s.clear()
         self._moved = self._due = None
 
     def check(self, actions: list[Action]) -> None:
@@ -139,6 +145,8 @@ class Watches:
         if coordinator is None or not self.is_on:
             return
         unfit = set(coordinator._job.members.unfit)
+        for uid in self._unfit - unfit:
+            self._note_acquittal(uid)
         for uid in unfit - self._unfit:
             self._check_blame(uid)
         self._unfit = unfit
@@ -147,6 +155,19 @@ class Watches:
         self._check_due()
         if isinstance(coordinator._job.phase, Running):
             self._replace_unfit()
+
+    def _note_acquittal(self, uid: str) -> None:
+        """Give its place in the budget back to a pod that is blamed no more although the finding stands."""
+        coordinator = self.world.coordinator
+        job = None if coordinator is None else coordinator._job
+        if job is None or uid not in job.members.by_uid or not job.health.is_doubted(uid):
+            return
+        self._vain_s.append(self.world.now_s)
+        last = max(at_s for at_s, other in self._counted if other == uid)
+        self._counted.remove((last, uid))
+
+    def _num_vain(self) -> int:
+        return sum(self.world.now_s < at_s + BREAKER_S for at_s in self._vain_s)
 
     def _check_blame(self, uid: str) -> None:
         now_s, pod = self.world.now_s, self.world.pods[uid]
@@ -160,9 +181,12 @@ class Watches:
         ]
         if by_watch and not by_preflight and any(other != uid for _at_s, other in watched):
             raise FalseBlameError(f"{pod.name} is blamed so soon after another one: {watched}")
+        if self._num_vain() >= MAX_BLAMED:
+            raise FalseBlameError(f"{pod.name} is blamed after spares were lost again and again: {self._vain_s}")
         self._blames.append((now_s, uid))
+        self._counted.append((now_s, uid))
         self._blamed_ever.add(pod.name)
-        recent = [at_s for at_s, _uid in self._blames if now_s < at_s + BUDGET_S]
+        recent = [at_s for at_s, _uid in self._counted if now_s < at_s + BUDGET_S]
         if len(recent) > MAX_BLAMED:
             raise FalseBlameError(f"{len(recent)} pods are blamed within {BUDGET_S:g} s: {recent}")
 
@@ -230,14 +254,15 @@ class Watches:
         (uid,) = found
         job, fatal = coordinator._job, self.told[found[0]].findings[0].verdict is Verdict.FATAL
         lately = {other for at_s, other in self._blames if world.now_s < at_s + BREAKER_S}
-        budget = sum(world.now_s < at_s + BUDGET_S for at_s, _uid in self._blames)
+        counted = sum(world.now_s < at_s + BUDGET_S for at_s, _uid in self._counted)
+        is_spent = max(counted, self._num_vain()) >= MAX_BLAMED
         is_free = not settings.layers and settings.rungs == DEFAULT_RUNGS and settings.max_faults_per_rank is None
         spares = [other for other in job.members.ready if other not in job.members.active and other not in self.failed]
         # Without it enough pods must be left.
         num_kept = sum(other not in job.members.out for other in job.members.active) - 1
         is_free = is_free and num_kept + len(spares) >= settings.minimum_replicas
         is_heard = world.pods[uid].is_welcome and world.pods[uid].can_hear and uid in job.members.active
-        can_be = is_free and fatal and is_heard and not lately - {uid} and budget < MAX_BLAMED and bool(spares)
+        can_be = is_free and fatal and is_heard and not lately - {uid} and not is_spent and bool(spares)
         return uid if can_be and isinstance(job.phase, Running) and uid not in self._unfit else None
 
     def _replace_unfit(self) -> None:

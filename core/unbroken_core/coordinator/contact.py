@@ -78,7 +78,10 @@ def start_over(job: JobState, why: str, now_s: float) -> None:
     job.progress.lose_touch(now_s, heard_s)
     job.checkpoints.forget_pods()
     job.copying.told.clear()
-    job.health = HealthTable(blamed_s=job.health.blamed_s, failed_s=job.health.failed_s)
+    known = job.health
+    job.health = HealthTable(
+        blamed_s=known.blamed_s, blames_s=known.blames_s, vain_s=known.vain_s, failed_s=known.failed_s
+    )
     job.previous = first_world(job, now_s)
     job.members = Members(job.rules, ActiveWorld(now_s))
     job.members.expect({uid: pod.pod for uid, pod in job.cluster.pods.items()})

@@ -9,6 +9,8 @@ degraded, unknown, what the script causes          none
 links of two pods in one domain                    the domain is blamed, and no pod of it
 strikes against two pods within BREAKER_S          the breaker opens: they may all be false, so none is believed
 MAX_BLAMED within BUDGET_S                         nobody is blamed any more: a trainer can forge findings in each pod
+a blame in vain: the spare is lost meanwhile       does not count there; after MAX_BLAMED of them within BREAKER_S
+                                                   nobody is blamed: each makes all ranks wait for a common step
 
 a fatal finding of the preflight                   a strike of its own kind, which opens and holds nothing above
 such strikes against more than half of the pods     none is believed: pods share an image, which may be at fault
@@ -100,17 +102,31 @@ def preflight_strike_of(findings: Iterable[Finding]) -> Strike | None:
     return Strike(min(fatal, key=lambda each: (each.check, each.entity)), True, False) if fatal else None
 
 
+def why_spent(num_lately: int, num_vain: int) -> str:
+    """Return why nobody may be blamed for now, for people; "" when somebody may.
+
+    `num_lately`: how often a pod was blamed within BUDGET_S, but for those in vain. `num_vain`: how often one was
+    within BREAKER_S, and then nobody could take its ranks any more.
+    """
+    if num_lately >= MAX_BLAMED:
+        return f"pods were blamed for findings {num_lately} times within {BUDGET_S / 60:.0f} min: no more for now"
+    if num_vain >= MAX_BLAMED:
+        text = f"ranks were to leave a pod {num_vain} times within {BREAKER_S / 60:.0f} min"
+        return f"{text}, and nobody could take them any more: no more for now"
+    return ""
+
+
 def assess_preflights(
     failed: Mapping[str, Strike],
     num_told: int,
     believed: Collection[str],
     recent: Collection[str],
-    num_lately: int = 0,
+    spent: str = "",
 ) -> Blame:
     """Return who of the pods whose preflight has failed may be blamed: one of them, and no other one within BUDGET_S.
 
-    `num_told`: how many pods have said how their preflight went. `believed` and `num_lately` as in `assess`. `recent`:
-    pods that were blamed for it within BUDGET_S.
+    `num_told`: how many pods have said how their preflight went. `believed` and `spent` as in `assess`. `recent`: pods
+    that were blamed for it within BUDGET_S.
     """
     kept = {uid: failed[uid] for uid in believed if uid in failed}
     num_fresh = len(failed) - len(kept)
@@ -121,8 +137,8 @@ def assess_preflights(
     if num_fresh and recent:
         more = f"the preflight of {counted(num_fresh, 'more pod')} has failed"
         return Blame(kept, held=f"{more} within {minutes} after one had to move: no other one does for it")
-    if num_fresh and num_lately >= MAX_BLAMED:
-        return Blame(kept, held=f"findings have moved {counted(num_lately, 'pod')} within {minutes}: no more for now")
+    if num_fresh and spent:
+        return Blame(kept, held=spent)
     return Blame({**kept, **failed})
 
 
@@ -131,14 +147,13 @@ def assess(
     domains: Mapping[str, str],
     believed: Collection[str],
     recent: Collection[str],
-    num_lately: int = 0,
+    spent: str = "",
 ) -> Blame:
     """Return who is blamed. Costs O(links): a false alarm of a whole fleet is judged anew with each that joins in.
 
     `domains`: the innermost domain of each pod whose links only speak against it, "" where there is none or it is not
-    known. `believed`: pods that are
-    blamed already, and stay so while something speaks against them. `recent`: pods that were blamed not long ago.
-    `num_lately`: how often one was within BUDGET_S.
+    known. `believed`: pods that are blamed already, and stay so while something speaks against them. `recent`: pods
+    that were blamed not long ago. `spent`: why nobody else may be blamed for now; "" when somebody may.
     """
     shared: dict[str, list[str]] = {}
     for uid, domain in domains.items():
@@ -159,9 +174,8 @@ def assess(
             f"findings speak against {counted(num, 'pod')} within {BREAKER_S / 60:.0f} min, which may be a false alarm"
         )
         return Blame(kept, tuple(sorted(of_domain)), "; ".join(filter(None, (held, f"{text}: no ranks move for it"))))
-    if num_fresh and num_lately >= MAX_BLAMED:
-        text = f"findings have moved {counted(num_lately, 'pod')} within {BUDGET_S / 60:.0f} min: no more for now"
-        return Blame(kept, tuple(sorted(of_domain)), "; ".join(filter(None, (held, text))))
+    if num_fresh and spent:
+        return Blame(kept, tuple(sorted(of_domain)), "; ".join(filter(None, (held, spent))))
     if num_fresh:
         kept.update((uid, strike) for uid, strike in strikes.items() if uid not in known)
     return Blame(kept, tuple(sorted(of_domain)), held)

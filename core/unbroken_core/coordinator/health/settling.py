@@ -4,7 +4,7 @@ A pod that is blamed gives its ranks to a spare: after a common step while all i
 interrupted already. It gets no new process. Without a ready spare nobody is blamed: the job goes on as long as it can,
 and recovers as without findings. The same holds where the rung `pod` has no budget left, no layer lets a spare take the
 ranks, or fewer than minReplicas pods would be left: a finding ends no job, and makes none smaller. If the spare is lost
-while all are led to a common step, the blame is taken back, and nobody moves.
+while all are led to a common step, the blame is taken back, nobody moves, and the budget of blames is as before.
 """
 
 import math
@@ -21,7 +21,16 @@ from unbroken_core.coordinator.state.phases import Interrupted, Running
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.protocol.log_rules.rules import LogVerdict
 from unbroken_core.protocol.settings import HealthMode, StragglerMode
-from unbroken_core.recovery.health import BREAKER_S, BUDGET_S, SWITCH_S, Blame, Strike, assess, assess_preflights
+from unbroken_core.recovery.health import (
+    BREAKER_S,
+    BUDGET_S,
+    SWITCH_S,
+    Blame,
+    Strike,
+    assess,
+    assess_preflights,
+    why_spent,
+)
 from unbroken_core.vocabulary.findings import LOG_LINES, PREFLIGHT, Health, Verdict
 from unbroken_core.vocabulary.reasons import Rung
 
@@ -88,17 +97,19 @@ def _judge(job: JobState, now_s: float) -> float:
     recent = {uid: at_s for uid, at_s in table.blamed_s.items() if now_s < at_s + BREAKER_S}
     table.blamed_s = dict(recent)
     table.blames_s = [at_s for at_s in table.blames_s if now_s < at_s + BUDGET_S]
+    table.vain_s = [at_s for at_s in table.vain_s if now_s < at_s + BREAKER_S]
+    spent = why_spent(len(table.blames_s), len(table.vain_s))
     table.takers = {uid: takers for uid, takers in table.takers.items() if uid in members.unfit}
     table.unmovable_s = {
         uid: at_s for uid, at_s in table.unmovable_s.items() if uid in table.strikes or uid in table.failed
     }
     domains = {uid: _domain(job, uid) for uid in table.links} if members.ranking.num_layers else {}
-    blame = assess(table.strikes, domains, believed, recent, len(table.blames_s))
+    blame = assess(table.strikes, domains, believed, recent, spent)
     lately = _failed_lately(table, now_s)
-    of_preflight = assess_preflights(table.failed, len(table.preflights), believed, lately, len(table.blames_s))
+    of_preflight = assess_preflights(table.failed, len(table.preflights), believed, lately, spent)
     _note(table, replace(blame, held="; ".join(filter(None, (blame.held, of_preflight.held)))))
     due_s = [at_s + BREAKER_S for at_s in recent.values()] + [at_s + BUDGET_S for at_s in table.blames_s[:1]]
-    due_s += [at_s + BUDGET_S for at_s in table.failed_s.values()]
+    due_s += [at_s + BREAKER_S for at_s in table.vain_s[:1]] + [at_s + BUDGET_S for at_s in table.failed_s.values()]
     due_s.append(newcomers.until_s)
     for uid, strike in blame.blamed.items():
         if uid in members.unfit or not _acts(job, strike):
@@ -127,7 +138,7 @@ def _acquit(job: JobState, believed: Sequence[str], newcomers: Newcomers, now_s:
         if table.is_doubted(uid) and not _is_in_vain(job, member, newcomers, now_s):
             continue
         if table.is_doubted(uid):
-            table.failed_s.pop(uid, None)  # So that it may be blamed again once another spare is ready.
+            table.give_back(uid, now_s)
         members.note_unfit(member, "")
 
 

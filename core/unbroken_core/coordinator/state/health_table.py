@@ -47,7 +47,9 @@ class HealthTable:
     blamed_s: dict[str, float] = field(default_factory=dict)
     """When each pod was blamed last."""
     blames_s: list[float] = field(default_factory=list)
-    """When any was, lately."""
+    """When any was, lately, but for those in vain."""
+    vain_s: list[float] = field(default_factory=list)
+    """When blames were taken back, lately, since nobody could take the ranks any more."""
     failed_s: dict[str, float] = field(default_factory=dict)
     """When each pod was blamed last for its preflight."""
     unmovable_s: dict[str, float] = field(default_factory=dict)
@@ -134,6 +136,13 @@ class HealthTable:
                 self.links[uid] = strike
         if health.worst.severity > Verdict.OK.severity:
             self.worn[uid] = None
+
+    def give_back(self, uid: str, now_s: float) -> None:
+        """Take the blame of a pod out of the budget, since nobody could take its ranks any more; it may come again."""
+        at_s = max(self.blamed_s.get(uid, -math.inf), self.failed_s.pop(uid, -math.inf))
+        if at_s in self.blames_s:
+            self.blames_s.remove(at_s)
+        self.vain_s.append(now_s)
 
     def is_worn(self, uid: str) -> bool:
         """Return whether a pod's watch, or the pace of its workers, tells of more than a preflight would."""

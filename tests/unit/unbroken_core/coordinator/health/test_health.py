@@ -8,6 +8,7 @@ import pytest
 from tests.unit.unbroken_core.coordinator.test_coordinator import GONE, READY, RUNNING, SETTINGS, ranks, sent
 from tests.unit.unbroken_core.coordinator.test_moves import MovingBench, order_of
 
+from unbroken_core.coordinator.contact import start_over
 from unbroken_core.coordinator.events import Action, AgentDisconnected, AgentReported, Observed
 from unbroken_core.protocol.messages import (
     NO_STEP,
@@ -22,11 +23,12 @@ from unbroken_core.protocol.messages import (
 )
 from unbroken_core.protocol.settings import HealthMode, JobSettings, RungBudget
 from unbroken_core.recovery.health import BREAKER_S, BUDGET_S, MAX_BLAMED, SWITCH_S
-from unbroken_core.vocabulary.findings import Finding, Health, Verdict
+from unbroken_core.vocabulary.findings import MATMUL, Finding, Health, Verdict
 from unbroken_core.vocabulary.layers import Layer
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, Rung
 
 LOST = Finding("gpu-events", "GPU-a", Verdict.FATAL, "xid-79", message="XID 79: the GPU has fallen off the bus")
+WRONG = Finding(MATMUL, "cuda:0", Verdict.FATAL)
 DOWN = Finding("ports", "mlx5_0/1", Verdict.SUSPECT, "link-down", seen=2)
 SLOW = Finding("gpu", "GPU-b", Verdict.DEGRADED, "throttled", seen=3)
 OWN = Finding("gpu-events", "GPU-a", Verdict.OK, "xid-31", seen=3)
@@ -340,6 +342,52 @@ def test_nobody_moves_once_the_spare_is_lost_before_all_stand(settings: JobSetti
     assert [pod.pod for pod in bench.status().pods if pod.unfit] == ["p0"]
 
 
+@pytest.mark.parametrize("is_preflight", [False, True], ids=["watch", "preflight"])
+def test_a_spare_that_comes_and_goes_uses_up_no_budget_and_is_waited_for_a_while_only(is_preflight: bool) -> None:
+    """Before, nobody moved for an hour, and the status spoke of four pods that had."""
+    bench = WatchedBench(replace(ACT, preflight=HealthMode.ACT, timeouts=PATIENT))
+    asked = bench.find("p0", WRONG if is_preflight else LOST)
+    for _turn in range(MAX_BLAMED):
+        assert sorted(sent(asked, Halt)) == ["p0", "p1"]
+        gone = bench.step(AgentDisconnected(bench.sessions.pop("p2")))
+        assert order_of(gone).step == NO_STEP
+        asked = bench.join("p2")
+        bench.tick(1.0)
+    health = bench.status().health
+    assert health is not None
+    assert health.held == (
+        "ranks were to leave a pod 4 times within 5 min, and nobody could take them any more: no more for now"
+    )
+    assert (sent(asked, Halt), bench.status().recoveries) == ({}, ())
+    again = bench.tick(BREAKER_S - MAX_BLAMED)
+    assert sent(bench.move(again), Interrupt)["p1"].cause is Cause.DEVICE_FAULT
+    assert len(bench.coordinator._job.health.blames_s) == 1
+
+
+def test_a_finding_that_comes_and_goes_stays_in_the_budget() -> None:
+    bench = WatchedBench(replace(ACT, timeouts=PATIENT))
+    for _turn in range(MAX_BLAMED):
+        assert sorted(sent(bench.find("p0", LOST), Halt)) == ["p0", "p1"]
+        assert order_of(bench.find("p0", OWN)).step == NO_STEP
+    assert bench.find("p0", LOST) == []
+    health = bench.status().health
+    assert health is not None
+    assert health.held == "pods were blamed for findings 4 times within 60 min: no more for now"
+    assert sorted(sent(bench.tick(BUDGET_S), Halt)) == ["p0", "p1"]
+
+
+def test_a_rendezvous_that_begins_anew_knows_how_often_it_has_blamed() -> None:
+    bench = WatchedBench(replace(ACT, timeouts=PATIENT))
+    for _turn in range(MAX_BLAMED):
+        bench.find("p0", LOST)
+        bench.find("p0", OWN)
+    job = bench.coordinator._job
+    before = job.health
+    start_over(job, "has heard no pod", bench.now_s)
+    assert job.health is not before
+    assert (len(before.blames_s), job.health.blames_s) == (MAX_BLAMED, before.blames_s)
+
+
 def test_an_alarm_of_the_spare_takes_back_what_rests_on_it() -> None:
     bench = WatchedBench(ACT)
     bench.find("p0", LOST)
@@ -412,7 +460,7 @@ def test_a_trainer_that_forges_findings_in_each_new_pod_moves_its_job_four_times
         else:
             health = bench.status().health
             assert health is not None
-            assert health.held == "findings have moved 4 pods within 60 min: no more for now"
+            assert health.held == "pods were blamed for findings 4 times within 60 min: no more for now"
             bench.find(active[0], OWN)
         assert bench.status().phase is JobPhase.RUNNING
         bench.tick(BREAKER_S + 1)

@@ -9,7 +9,14 @@ from tests.unit.unbroken_core.coordinator.test_coordinator import GONE, READY, R
 from unbroken_core.coordinator.events import Action, AgentDisconnected, AgentReported
 from unbroken_core.protocol.messages import Halt, Interrupt, Plan, Report
 from unbroken_core.protocol.settings import HealthMode, JobSettings
-from unbroken_core.recovery.health import BUDGET_S, MAX_BLAMED, Strike, assess_preflights, preflight_strike_of
+from unbroken_core.recovery.health import (
+    BUDGET_S,
+    MAX_BLAMED,
+    Strike,
+    assess_preflights,
+    preflight_strike_of,
+    why_spent,
+)
 from unbroken_core.vocabulary.findings import DEVICES, LOOPBACK, MATMUL, Finding, Health, Verdict
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, Rung
 
@@ -222,7 +229,7 @@ def test_one_pod_is_blamed_for_its_preflight_and_no_other_one_soon() -> None:
     assert assess_preflights(two, 3, (), ()).blamed == {}
     assert assess_preflights(two, 4, ("a",), ("a",)).blamed == one
     assert assess_preflights({"b": strike()}, 4, (), ("a",)).blamed == {}
-    assert assess_preflights(one, 4, (), (), MAX_BLAMED).held.endswith("no more for now")
+    assert assess_preflights(one, 4, (), (), why_spent(MAX_BLAMED, 0)).held.endswith("no more for now")
 
 
 def test_of_two_pods_that_have_failed_among_many_one_is_replaced_in_an_hour() -> None:
