@@ -237,7 +237,21 @@ request.subResource != 'status' || (has(object.status) && has(oldObject.status)
 
 {{- /* Not empty if policies keep the operator's account to the objects of its jobs. */ -}}
 {{- define "unbroken.hasPolicies" -}}
-{{- $isKnown := semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version -}}
 {{- $wanted := (.Values.admissionPolicy).enabled | default "Auto" -}}
-{{- if or (eq $wanted "Always") (and (eq $wanted "Auto") (eq .Values.scope "Cluster") $isKnown) -}}true{{- end -}}
+{{- if or (eq $wanted "Always") (and (eq $wanted "Auto") (eq .Values.scope "Cluster") (include "unbroken.knowsPolicies" .)) -}}true{{- end -}}
+{{- end -}}
+
+{{- /* Not empty if a policy keeps it to its taint and its condition: in any scope, since nodes are the cluster's. */ -}}
+{{- define "unbroken.hasNodePolicy" -}}
+{{- $isAuto := eq ((.Values.admissionPolicy).enabled | default "Auto") "Auto" -}}
+{{- if or (include "unbroken.hasPolicies" .) (and $isAuto (include "unbroken.writesNodes" .) (include "unbroken.knowsPolicies" .)) -}}true{{- end -}}
+{{- end -}}
+
+{{- define "unbroken.knowsPolicies" -}}
+{{- if semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version -}}true{{- end -}}
+{{- end -}}
+
+{{- /* Not empty if the operator's account may patch nodes, or their status. */ -}}
+{{- define "unbroken.writesNodes" -}}
+{{- if or (eq (toString (.Values.quarantine).mode) "On") (.Values.quarantine).condition -}}true{{- end -}}
 {{- end -}}

@@ -28,7 +28,7 @@ from unbroken_operator.decisions.objects.network_policy import keepers_policy, n
 from unbroken_operator.decisions.objects.training_pods import training_pod
 from unbroken_operator.decisions.snapshot import OperatorOptions, PolicyOptions
 
-from .test_chart import helm_or_skip, rendered
+from .test_chart import CHART, REGISTRY, helm_or_skip, rendered, run
 
 JsonObject = dict[str, Any]
 KUBECTL = str(Path(sys.executable).parent / "kubectl")
@@ -365,6 +365,45 @@ def test_policies_come_with_all_namespaces_where_kubernetes_knows_them(
         (condition,) = item["spec"]["matchConditions"]
         assert condition["expression"] == "request.userInfo.username == 'system:serviceaccount:ops:unbroken'"
         assert bindings[item["metadata"]["name"]]["validationActions"] == ["Deny", "Audit"]
+
+
+@pytest.mark.parametrize("words", ["quarantine.mode=On", "quarantine.condition=true"])
+@pytest.mark.parametrize(
+    ("version", "more", "names"),
+    [
+        pytest.param("1.33.0", "scope=Namespaces", ["nodes"], id="any scope"),
+        pytest.param("1.33.0", "namespaces={ml},admissionPolicy.reservePods=true", ["nodes"], id="namespaces"),
+        pytest.param("1.33.0", "admissionPolicy.enabled=Never", [], id="never"),
+        pytest.param("1.29.0", "scope=Cluster", [], id="too old"),
+    ],
+)
+def test_who_may_write_nodes_is_kept_to_its_taint_or_condition_in_any_scope(
+    words: str, version: str, more: str, names: list[str]
+) -> None:
+    """Seen before: with listed namespaces, the default, the account had the right and no policy."""
+    found = policies("--kube-version", version, "--set", f"{words},{more}")
+    assert list(found) == names
+    if names:
+        for case in ("a finalizer of a node through nodes", "a finalizer of a node through nodes/status"):
+            assert denied_in_memory(found["nodes"], as_reviewed(CASES[case]))
+        granted = "it taints a node" if words == "quarantine.mode=On" else "it tells of a node"
+        assert denied_in_memory(found["nodes"], as_reviewed(CASES[granted])) == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "is_told"),
+    [
+        ("quarantine.mode=On,admissionPolicy.enabled=Never", True),
+        ("quarantine.condition=true,admissionPolicy.enabled=Never", True),
+        ("quarantine.condition=true", False),
+        ("admissionPolicy.enabled=Never", False),
+    ],
+)
+def test_helm_says_that_no_policy_keeps_the_account_to_its_taint(words: str, is_told: bool) -> None:
+    options = ("--dry-run=client", "--namespace", "ops", "--set", f"registry={REGISTRY},{words}")
+    done = run(helm_or_skip(), "install", "unbroken", str(CHART), *options)
+    assert done.returncode == 0, done.stderr
+    assert ("can have nodes deleted" in done.stdout.partition("NOTES:")[2]) is is_told
 
 
 _TEXT: JsonObject = {"type": "string", "maxLength": 253}
