@@ -30,6 +30,8 @@ _CONTROL_PLANE = frozenset({"node-role.kubernetes.io/control-plane", "node-role.
 _MAX_SCORE = 1000.0
 """Of one job for one node: more changes nothing, and would be hard to read."""
 _MAX_NAMED_JOBS = 5
+_SOME_TIME = "1970-01-01T00:00:00Z"
+"""No time without a zone compares with it."""
 
 
 class QuarantineMode(str, Enum):
@@ -214,11 +216,11 @@ def is_quarantined(node: NodeView) -> bool:
 
 
 def marked_at(node: NodeView) -> str:
-    """Return the time of the mark, "" for none. A mark without a valid time is not ours, and stays."""
+    """Return the time of the mark, "" for none. A mark without a valid time, with its zone, is not ours, and stays."""
     words = node.quarantined.split(" ", 1)
     try:
-        seconds_between(words[0], words[0])
-    except ValueError:
+        seconds_between(words[0], _SOME_TIME)
+    except (TypeError, ValueError):
         return ""
     return words[0]
 

@@ -157,12 +157,21 @@ def test_a_taint_by_hand_stays_and_takes_one_of_the_places_and_a_label_exempts_a
     assert cluster.look() == []
 
 
-def test_a_mark_that_is_not_ours_is_left_alone() -> None:
-    cluster = Cluster("a")
-    cluster.items["a"]["metadata"]["annotations"] = {layout.QUARANTINE: "by the night shift"}
+@pytest.mark.parametrize(
+    "mark", ["by the night shift", "2026-01-01", "20260101", "2026-W01-1", "2026-01-01T00:00:00 by hand"]
+)
+def test_a_mark_that_is_not_ours_is_left_alone_and_costs_other_nodes_nothing(mark: str) -> None:
+    """Seen before: a time without a zone on any one node ended each look, for all of them."""
+    cluster = Cluster("a", "b")
+    cluster.items["a"]["metadata"]["annotations"] = {layout.QUARANTINE: mark}
     cluster.jobs = blame_of_all(a=9.0)
-    assert cluster.look("2030-01-01T00:00:00Z") == []
+    assert cluster.look() == []
     assert cluster.num_writes == 0
+    cluster.jobs = blame_of_all(b=9.0)
+    assert cluster.look() == ["b"]
+    cluster.jobs = []
+    assert cluster.look("2030-01-01T00:00:00Z") == []
+    assert cluster.items["a"]["metadata"]["annotations"] == {layout.QUARANTINE: mark}
 
 
 @pytest.mark.parametrize("mode", [QuarantineMode.DRY_RUN, QuarantineMode.OFF])
