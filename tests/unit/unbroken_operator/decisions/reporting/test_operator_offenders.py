@@ -41,6 +41,7 @@ class Cluster:
         self.jobs: list[JobsView] = []
         self.num_writes = 0
         self.refused: dict[str, KubeError] = {}
+        self.untaintable: set[str] = set()
         self.may_act = True
         kube: Any = self
         self.taints = QuarantineTaints(
@@ -60,6 +61,8 @@ class Cluster:
     async def merge(self, path: str, patch: dict[str, Any]) -> dict[str, Any]:
         """See Kube."""
         name = path.rpartition("/")[2]
+        if name in self.untaintable:
+            raise KubeRefused("denied by a webhook")
         self.items[name] = merge_patch(self.items[name], patch)
         return self.items[name]
 
@@ -179,7 +182,18 @@ def test_a_node_that_cannot_be_written_holds_up_no_other(caplog: pytest.LogCaptu
     cluster.jobs = blame(a=3.0, b=3.0)
     with caplog.at_level(logging.WARNING):
         assert list(cluster.look()) == ["b"]
-    assert "condition of a node cannot be written node=a error=forbidden" in caplog.text
+        assert list(cluster.look("2026-01-01T12:30:00Z")) == ["b"]
+    assert caplog.text.count("condition of a node cannot be written node=a error=forbidden") == 1
+
+
+def test_a_taint_that_is_refused_holds_up_no_condition() -> None:
+    cluster = Cluster("a", "b", mode=ON, limits=QuarantineLimits(score=2.0, max_nodes=2, max_percent=100))
+    cluster.jobs = blame(a=3.0)
+    assert list(cluster.look()) == ["a"]
+    cluster.untaintable = {"b"}
+    cluster.items["a"]["spec"]["taints"] = []
+    cluster.jobs = blame(b=9.0)
+    assert cluster.look(LATER) == {}, "released by a person"
 
 
 def test_nothing_is_told_without_the_lease() -> None:
