@@ -148,7 +148,7 @@ class QuarantineTaints:
             path = f"{collection_path('nodes')}/{change.node}/status"
             write = self._kube.merge_lists(path, change.to_patch())
             if await self._failures.attempt(_CONDITION, change.node, now, write):
-                logger.warning("%s node=%s why=%s", said, change.node, change.why)
+                logger.warning("%s node=%s why=%r", said, change.node, change.why)
 
     def _tell_of_unknown_label(self) -> None:
         """Say once that no node has the label of the domains; nobody may notice before a node is to be tainted."""

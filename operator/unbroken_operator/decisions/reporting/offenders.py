@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from unbroken_core.conventions.printable import printable
 from unbroken_operator.api import layout
 from unbroken_operator.api.recovery_models import PRESET_CONDITIONS
 from unbroken_operator.decisions.lifecycle import seconds_between
@@ -87,7 +88,12 @@ def decide_offenders(
 def _quarantined(nodes: Mapping[str, NodeView], decision: QuarantineDecision) -> dict[str, str]:
     """Return those that we have tainted, and why. A taint without our mark is a person's, who knows of it."""
     marked = {name: node for name, node in nodes.items() if marked_at(node) and is_quarantined(node)}
-    return {name: node.quarantined.partition(" ")[2] for name, node in marked.items() if name not in decision.release}
+    return {name: _reason(node) for name, node in marked.items() if name not in decision.release}
+
+
+def _reason(node: NodeView) -> str:
+    """Return what the mark says, as one bounded line: whoever may annotate nodes writes it."""
+    return printable(node.quarantined.partition(" ")[2][:MAX_MESSAGE])[:MAX_MESSAGE]
 
 
 def _would_be(

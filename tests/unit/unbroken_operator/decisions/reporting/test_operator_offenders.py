@@ -208,6 +208,23 @@ def test_the_message_is_bounded() -> None:
     assert len(condition["message"]) == MAX_MESSAGE
 
 
+def test_what_somebody_else_wrote_as_the_reason_is_bounded_and_quoted(caplog: pytest.LogCaptureFixture) -> None:
+    """Seen before: line ends in an annotation forged lines of the log, and 100 KB of it went there."""
+    cluster = Cluster("a", mode=ON)
+    cluster.items["a"]["spec"] = {"taints": [{"key": layout.QUARANTINE, "effect": "NoSchedule"}]}
+    mark = f"{NOW} x\n2026 ERROR forged\x1b[31m node=b why=" + "y" * 100_000
+    cluster.items["a"]["metadata"]["annotations"] = {layout.QUARANTINE: mark}
+    with caplog.at_level(logging.WARNING):
+        told = cluster.look()["a"]["message"]
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.startswith("node offends again and again node=a why='x\\\\n2026 ERROR forged\\\\x1b[31m node=b why=yy")
+    assert line.endswith("yy'")
+    assert line.isprintable()
+    assert len(line) < 2 * MAX_MESSAGE
+    assert told.isprintable()
+    assert len(told) == MAX_MESSAGE
+
+
 def test_a_condition_wants_a_quarantine_that_looks_at_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
