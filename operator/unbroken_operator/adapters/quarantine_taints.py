@@ -21,7 +21,12 @@ from unbroken_operator.decisions.quarantine import (
     decide_quarantine,
     is_domain_label_unknown,
 )
-from unbroken_operator.decisions.reporting.offenders import OffenderChange, as_if_quarantined, decide_offenders
+from unbroken_operator.decisions.reporting.offenders import (
+    OffenderChange,
+    as_if_quarantined,
+    decide_offenders,
+    is_in_hand,
+)
 from unbroken_operator.decisions.snapshot import NodeView
 
 logger = logging.getLogger(__name__)
@@ -112,7 +117,8 @@ class QuarantineTaints:
         if self._has_condition:
             nodes = as_if_quarantined(seen, self._mode, now, self._limits)
         is_on = self._mode is QuarantineMode.ON
-        decision = decide_quarantine(nodes, self._jobs(), now, self._limits, self._failures.refused(_TAINT))
+        jobs = list(self._jobs())
+        decision = decide_quarantine(nodes, jobs, now, self._limits, self._failures.refused(_TAINT))
         current: set[tuple[str, str]] = set()
         for item in decision.withheld:
             current.add((item.offender.name, item.because.value))
@@ -131,7 +137,18 @@ class QuarantineTaints:
         if is_on:
             await self._write_taints(decision, now)
         if self._has_condition:
+            if not is_on:
+                decision = self._without_places_lost(decision, nodes, jobs, now)
             await self._write_conditions(decide_offenders(seen, decision, self._mode, now, self._limits), now)
+
+    def _without_places_lost(
+        self, decision: QuarantineDecision, nodes: Mapping[str, NodeView], jobs: list[JobsView], now: str
+    ) -> QuarantineDecision:
+        """Decide again, if a node that gets no condition in any case has a place that another one could have."""
+        lost = {name for name, node in nodes.items() if is_in_hand(node)} | self._failures.refused(_CONDITION)
+        if lost.isdisjoint(offender.name for offender in decision.quarantine):
+            return decision
+        return decide_quarantine(nodes, jobs, now, self._limits, lost)
 
     async def _write_taints(self, decision: QuarantineDecision, now: str) -> None:
         for name in decision.release:

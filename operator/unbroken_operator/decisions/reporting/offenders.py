@@ -80,7 +80,7 @@ def decide_offenders(
     wanted = _quarantined(nodes, decision) if mode is QuarantineMode.ON else _would_be(nodes, decision, now, limits)
     changes = [OffenderChange(name, "") for name in sorted(told - wanted.keys())]
     for name in sorted(wanted.keys() - told):
-        if not _has_owner(nodes[name]):
+        if not is_in_hand(nodes[name]):
             changes.append(OffenderChange(name, now, wanted[name]))
     return tuple(changes)
 
@@ -115,6 +115,6 @@ def _is_current(node: NodeView, now: str, limits: QuarantineLimits) -> bool:
         return False
 
 
-def _has_owner(node: NodeView) -> bool:
+def is_in_hand(node: NodeView) -> bool:
     """Whether somebody has the node in hand already, as NVSentinel does, which cordons it first and drains it then."""
     return node.is_cordoned or any(node.conditions.get(kind) == "True" for kind in _OTHERS)

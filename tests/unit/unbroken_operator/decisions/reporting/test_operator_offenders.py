@@ -122,6 +122,19 @@ def test_a_worse_node_takes_no_place_that_is_taken(mode: QuarantineMode) -> None
     assert list(cluster.look()) == ["a"]
 
 
+@pytest.mark.parametrize("reason", ["cordoned", "refused"])
+def test_in_a_dry_run_a_node_that_gets_no_condition_leaves_its_place_to_the_next(reason: str) -> None:
+    cluster = Cluster("a", "b", "c")
+    if reason == "cordoned":
+        cluster.items["a"]["spec"] = {"unschedulable": True}
+    else:
+        cluster.refused["a"] = KubeRefused("forbidden")
+    cluster.jobs = [*blame(a=9.0), *blame("other", b=5.0), *blame("third", c=4.0)]
+    assert list(cluster.look()) == ["b"]
+    cluster.items["a"]["spec"], cluster.refused = {}, {}
+    assert list(cluster.look(LATER)) == ["b"], "the place is taken"
+
+
 def test_who_is_not_believed_or_is_exempt_is_not_told_of() -> None:
     cluster = Cluster("a", "b")
     cluster.jobs = blame(a=30.0)[:1]
