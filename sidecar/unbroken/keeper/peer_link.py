@@ -162,7 +162,8 @@ def connect(address: tuple[str, int], context: ssl.SSLContext, pod_uid: str) -> 
     """Return a connection to the keeper of this pod. Raises LinkError."""
     try:
         plain = socket.create_connection(address, timeout=HANDSHAKE_S)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        # UnicodeError: what another pod calls its host can be no name.
         raise LinkError(f"cannot connect: {error}") from error
     link = _secured(plain, context, is_server=False)
     if link.pod_uid != pod_uid:
