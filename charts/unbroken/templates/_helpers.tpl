@@ -183,42 +183,75 @@ r.apiVersion.startsWith('unbroken.dev/') && r.kind == 'ResilientTrainingJob'))
 r.apiVersion.startsWith('unbroken.dev/') && r.kind == 'ResilientTrainingJob'))
 {{- end -}}
 
-{{- /* CEL: whether the update of a node leaves all as it is but what quarantine writes. */ -}}
-{{- define "unbroken.onlyTaintDiffers" -}}
+{{- /*
+CEL: whether an update leaves all fields of .part (metadata, spec, status) as they are, but those of which the CEL
+.but, about a field's name `f`, is true. It asks whatever fields there are: newer ones of Kubernetes as well.
+*/ -}}
+{{- define "unbroken.sameFields" -}}
+{{- $new := printf "object.%s" .part -}}
+{{- $old := printf "oldObject.%s" .part -}}
+(!has({{ $new }}) || dyn({{ $new }}).all(f, {{ .but }}
+|| (has({{ $old }}) && f in dyn({{ $old }}) && dyn({{ $new }})[f] == dyn({{ $old }})[f])))
+&& (!has({{ $old }}) || dyn({{ $old }}).all(f, {{ .but }} || (has({{ $new }}) && f in dyn({{ $new }}))))
+{{- end -}}
+
+{{- /*
+CEL: whether the update of a node leaves its metadata as they are: labels, owners, finalizers and all, but the
+annotation of quarantine, and this only together with the taint. What the API server itself keeps there goes on.
+*/ -}}
+{{- define "unbroken.onlyMarkDiffers" -}}
 request.operation != 'UPDATE' || (
-has(object.metadata.labels) == has(oldObject.metadata.labels)
-&& (!has(object.metadata.labels) || object.metadata.labels == oldObject.metadata.labels)
-&& (!has(object.metadata.annotations) || object.metadata.annotations.all(key, key == 'unbroken.dev/quarantine'
+{{ include "unbroken.sameFields" (dict "part" "metadata" "but" "f in ['annotations', 'managedFields', 'resourceVersion']") }}
+&& (!has(object.metadata.annotations) || object.metadata.annotations.all(key,
+(key == 'unbroken.dev/quarantine' && request.subResource != 'status')
 || (has(oldObject.metadata.annotations) && key in oldObject.metadata.annotations
 && object.metadata.annotations[key] == oldObject.metadata.annotations[key])))
-&& (!has(oldObject.metadata.annotations) || oldObject.metadata.annotations.all(key, key == 'unbroken.dev/quarantine'
-|| (has(object.metadata.annotations) && key in object.metadata.annotations)))
-&& has(object.spec.unschedulable) == has(oldObject.spec.unschedulable)
-&& (!has(object.spec.unschedulable) || object.spec.unschedulable == oldObject.spec.unschedulable)
-&& has(object.spec.providerID) == has(oldObject.spec.providerID)
-&& (!has(object.spec.providerID) || object.spec.providerID == oldObject.spec.providerID)
-&& (!has(object.spec.taints) || object.spec.taints.all(t, t.key == 'unbroken.dev/quarantine'
-|| (has(oldObject.spec.taints) && t in oldObject.spec.taints)))
-&& (!has(oldObject.spec.taints) || oldObject.spec.taints.all(t, t.key == 'unbroken.dev/quarantine'
-|| (has(object.spec.taints) && t in object.spec.taints))))
+&& (!has(oldObject.metadata.annotations) || oldObject.metadata.annotations.all(key,
+(key == 'unbroken.dev/quarantine' && request.subResource != 'status')
+|| (has(object.metadata.annotations) && key in object.metadata.annotations))))
+{{- end -}}
+
+{{- /* CEL: whether the update of a node leaves its spec as it is but the taint of quarantine, which evicts nothing. */ -}}
+{{- define "unbroken.onlyTaintDiffers" -}}
+request.operation != 'UPDATE' || request.subResource == 'status' || (
+{{ include "unbroken.sameFields" (dict "part" "spec" "but" "f == 'taints'") }}
+&& (!has(object.spec) || !has(object.spec.taints) || object.spec.taints.all(t,
+(t.key == 'unbroken.dev/quarantine' && t.effect == 'NoSchedule')
+|| (has(oldObject.spec) && has(oldObject.spec.taints) && t in oldObject.spec.taints)))
+&& (!has(oldObject.spec) || !has(oldObject.spec.taints) || oldObject.spec.taints.all(t,
+t.key == 'unbroken.dev/quarantine' || (has(object.spec) && has(object.spec.taints) && t in object.spec.taints))))
 {{- end -}}
 
 {{- /* CEL: whether the update of a node's status leaves all as it is but the condition of quarantine.condition. */ -}}
 {{- define "unbroken.onlyConditionDiffers" -}}
 request.subResource != 'status' || (has(object.status) && has(oldObject.status)
-{{- range list "addresses" "allocatable" "capacity" "daemonEndpoints" "nodeInfo" "phase" "volumesAttached" "volumesInUse" }}
-&& has(object.status.{{ . }}) == has(oldObject.status.{{ . }})
-&& (!has(object.status.{{ . }}) || object.status.{{ . }} == oldObject.status.{{ . }})
-{{- end }}
+&& {{ include "unbroken.sameFields" (dict "part" "status" "but" "f == 'conditions'") }}
 && (!has(object.status.conditions) || object.status.conditions.all(c, c.type == 'UnbrokenRepeatOffender'
 || (has(oldObject.status.conditions) && c in oldObject.status.conditions)))
 && (!has(oldObject.status.conditions) || oldObject.status.conditions.all(c, c.type == 'UnbrokenRepeatOffender'
-|| (has(object.status.conditions) && c in object.status.conditions))))
+|| (has(object.status.conditions) && c in object.status.conditions)))
+&& (!has(object.status.conditions) || !has(oldObject.status.conditions)
+|| object.status.conditions.filter(c, c.type != 'UnbrokenRepeatOffender').size()
+== oldObject.status.conditions.filter(c, c.type != 'UnbrokenRepeatOffender').size()))
 {{- end -}}
 
 {{- /* Not empty if policies keep the operator's account to the objects of its jobs. */ -}}
 {{- define "unbroken.hasPolicies" -}}
-{{- $isKnown := semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version -}}
 {{- $wanted := (.Values.admissionPolicy).enabled | default "Auto" -}}
-{{- if or (eq $wanted "Always") (and (eq $wanted "Auto") (eq .Values.scope "Cluster") $isKnown) -}}true{{- end -}}
+{{- if or (eq $wanted "Always") (and (eq $wanted "Auto") (eq .Values.scope "Cluster") (include "unbroken.knowsPolicies" .)) -}}true{{- end -}}
+{{- end -}}
+
+{{- /* Not empty if a policy keeps it to its taint and its condition: in any scope, since nodes are the cluster's. */ -}}
+{{- define "unbroken.hasNodePolicy" -}}
+{{- $isAuto := eq ((.Values.admissionPolicy).enabled | default "Auto") "Auto" -}}
+{{- if or (include "unbroken.hasPolicies" .) (and $isAuto (include "unbroken.writesNodes" .) (include "unbroken.knowsPolicies" .)) -}}true{{- end -}}
+{{- end -}}
+
+{{- define "unbroken.knowsPolicies" -}}
+{{- if semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version -}}true{{- end -}}
+{{- end -}}
+
+{{- /* Not empty if the operator's account may patch nodes, or their status. */ -}}
+{{- define "unbroken.writesNodes" -}}
+{{- if or (eq (toString (.Values.quarantine).mode) "On") (.Values.quarantine).condition -}}true{{- end -}}
 {{- end -}}

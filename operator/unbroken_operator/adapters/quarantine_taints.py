@@ -6,12 +6,13 @@ Where it is asked to, it writes a condition of these nodes as well, which others
 import asyncio
 import datetime
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
-from unbroken_operator.adapters.errors import KubeError
+from unbroken_operator.adapters.errors import KubeError, KubeRefused, NotLeading
 from unbroken_operator.adapters.kube import Kube, collection_path
 from unbroken_operator.api import layout
+from unbroken_operator.decisions.lifecycle import seconds_between
 from unbroken_operator.decisions.quarantine import (
     JobsView,
     QuarantineDecision,
@@ -20,12 +21,52 @@ from unbroken_operator.decisions.quarantine import (
     decide_quarantine,
     is_domain_label_unknown,
 )
-from unbroken_operator.decisions.reporting.offenders import OffenderChange, as_if_quarantined, decide_offenders
+from unbroken_operator.decisions.reporting.offenders import (
+    OffenderChange,
+    as_if_quarantined,
+    decide_offenders,
+    is_in_hand,
+)
 from unbroken_operator.decisions.snapshot import NodeView
 
 logger = logging.getLogger(__name__)
 
 LOOK_S = 15.0
+_REMIND_S = 3600.0
+"""What cannot be written is told again, and what was refused for good is asked for again, after this time."""
+_TAINT, _RELEASE, _CONDITION = "taint", "release", "condition"
+
+
+class _Failures:
+    """Writes that failed: each is told once in a while, however often it is tried."""
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[str, str], tuple[str, bool]] = {}
+        """By kind and node: when it was told, and whether it was refused for good."""
+
+    def forget_older(self, now: str) -> None:
+        """Forget what is to be told again."""
+        self._told = {
+            key: found for key, found in self._told.items() if abs(seconds_between(found[0], now)) < _REMIND_S
+        }
+
+    def refused(self, kind: str) -> set[str]:
+        """Return the nodes for which there is no use in asking again now."""
+        return {node for (each, node), (_, is_for_good) in self._told.items() if is_for_good and each == kind}
+
+    async def attempt(self, kind: str, node: str, now: str, write: Coroutine[Any, Any, object]) -> bool:
+        """Write, and return whether it is done: other nodes are none the worse for it. Raises NotLeading."""
+        try:
+            await write
+        except NotLeading:
+            raise
+        except KubeError as error:
+            if (kind, node) not in self._told:
+                logger.warning("%s of a node cannot be written node=%s error=%s", kind, node, error)
+                self._told[kind, node] = (now, isinstance(error, KubeRefused))
+            return False
+        self._told.pop((kind, node), None)
+        return True
 
 
 class QuarantineTaints:
@@ -54,6 +95,7 @@ class QuarantineTaints:
         self._reported: set[tuple[str, str]] = set()
         """Names of offenders, and what was said of them: there is nothing new to say."""
         self._is_label_unknown = False
+        self._failures = _Failures()
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -68,13 +110,15 @@ class QuarantineTaints:
             await asyncio.sleep(LOOK_S)
 
     async def look(self, now: str) -> None:
-        """Judge once and act on it. Raises KubeError."""
+        """Judge once and act on it. Raises NotLeading."""
+        self._failures.forget_older(now)
         self._tell_of_unknown_label()
         nodes = seen = self._nodes()
         if self._has_condition:
             nodes = as_if_quarantined(seen, self._mode, now, self._limits)
-        decision = decide_quarantine(nodes, self._jobs(), now, self._limits)
         is_on = self._mode is QuarantineMode.ON
+        jobs = list(self._jobs())
+        decision = decide_quarantine(nodes, jobs, now, self._limits, self._failures.refused(_TAINT))
         current: set[tuple[str, str]] = set()
         for item in decision.withheld:
             current.add((item.offender.name, item.because.value))
@@ -93,27 +137,35 @@ class QuarantineTaints:
         if is_on:
             await self._write_taints(decision, now)
         if self._has_condition:
-            await self._write_conditions(decide_offenders(seen, decision, self._mode, now, self._limits))
+            if not is_on:
+                decision = self._without_places_lost(decision, nodes, jobs, now)
+            await self._write_conditions(decide_offenders(seen, decision, self._mode, now, self._limits), now)
+
+    def _without_places_lost(
+        self, decision: QuarantineDecision, nodes: Mapping[str, NodeView], jobs: list[JobsView], now: str
+    ) -> QuarantineDecision:
+        """Decide again, if a node that gets no condition in any case has a place that another one could have."""
+        lost = {name for name, node in nodes.items() if is_in_hand(node)} | self._failures.refused(_CONDITION)
+        if lost.isdisjoint(offender.name for offender in decision.quarantine):
+            return decision
+        return decide_quarantine(nodes, jobs, now, self._limits, lost)
 
     async def _write_taints(self, decision: QuarantineDecision, now: str) -> None:
         for name in decision.release:
-            await self._write(name, None)
-            logger.info("node released node=%s", name)
+            if await self._failures.attempt(_RELEASE, name, now, self._write(name, None)):
+                logger.info("node released node=%s", name)
         for offender in decision.quarantine:
-            await self._write(offender.name, f"{now} {offender.reason}")
-            logger.warning("node quarantined node=%s why=%s", offender.name, offender.reason)
+            mark = f"{now} {offender.reason}"
+            if await self._failures.attempt(_TAINT, offender.name, now, self._write(offender.name, mark)):
+                logger.warning("node quarantined node=%s why=%s", offender.name, offender.reason)
 
-    async def _write_conditions(self, changes: Iterable[OffenderChange]) -> None:
+    async def _write_conditions(self, changes: Iterable[OffenderChange], now: str) -> None:
         for change in changes:
             said = "node offends again and again" if change.since else "node offends no more"
             path = f"{collection_path('nodes')}/{change.node}/status"
-            try:
-                await self._kube.merge_lists(path, change.to_patch())
-            except KubeError as error:
-                # The others are none the worse for it.
-                logger.warning("condition of a node cannot be written node=%s error=%s", change.node, error)
-            else:
-                logger.warning("%s node=%s why=%s", said, change.node, change.why)
+            write = self._kube.merge_lists(path, change.to_patch())
+            if await self._failures.attempt(_CONDITION, change.node, now, write):
+                logger.warning("%s node=%s why=%r", said, change.node, change.why)
 
     def _tell_of_unknown_label(self) -> None:
         """Say once that no node has the label of the domains; nobody may notice before a node is to be tainted."""

@@ -10,7 +10,7 @@ What jobs say of nodes comes from tenants. So a job counts only for nodes on whi
 and no namespace decides alone, and what one decision takes out of a cluster or domain is limited.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -30,6 +30,8 @@ _CONTROL_PLANE = frozenset({"node-role.kubernetes.io/control-plane", "node-role.
 _MAX_SCORE = 1000.0
 """Of one job for one node: more changes nothing, and would be hard to read."""
 _MAX_NAMED_JOBS = 5
+_SOME_TIME = "1970-01-01T00:00:00Z"
+"""No time without a zone compares with it."""
 
 
 class QuarantineMode(str, Enum):
@@ -132,9 +134,13 @@ class _Evidence:
 
 
 def decide_quarantine(
-    nodes: Mapping[str, NodeView], jobs: Iterable[JobsView], now: str, limits: QuarantineLimits
+    nodes: Mapping[str, NodeView],
+    jobs: Iterable[JobsView],
+    now: str,
+    limits: QuarantineLimits,
+    passed_over: Collection[str] = (),
 ) -> QuarantineDecision:
-    """Return what is to be done; nothing once it is done."""
+    """Return what is to be done; nothing once it is done. Names in `passed_over` leave their places to others."""
     marked = {name: node for name, node in nodes.items() if marked_at(node)}
     over = [name for name, node in marked.items() if seconds_between(marked_at(node), now) >= limits.duration_s]
     held = {name for name, node in nodes.items() if is_quarantined(node)}
@@ -144,6 +150,8 @@ def decide_quarantine(
     for name in sorted(found, key=lambda name: (-found[name].counted(limits), -found[name].score, name)):
         evidence, node = found[name], nodes.get(name)
         if node is None or evidence.score < limits.score or not _may_be_quarantined(node):
+            continue
+        if name in passed_over:
             continue
         offender = Offender(name, evidence.describe(limits))
         objection = _doubt(evidence, limits) or _protection(node, nodes, held, limits)
@@ -214,11 +222,11 @@ def is_quarantined(node: NodeView) -> bool:
 
 
 def marked_at(node: NodeView) -> str:
-    """Return the time of the mark, "" for none. A mark without a valid time is not ours, and stays."""
+    """Return the time of the mark, "" for none. A mark without a valid time, with its zone, is not ours, and stays."""
     words = node.quarantined.split(" ", 1)
     try:
-        seconds_between(words[0], words[0])
-    except ValueError:
+        seconds_between(words[0], _SOME_TIME)
+    except (TypeError, ValueError):
         return ""
     return words[0]
 

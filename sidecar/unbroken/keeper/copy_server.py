@@ -10,6 +10,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing
@@ -18,7 +19,7 @@ from typing import Protocol
 from unbroken.keeper.arena import Arena, SealedSlot
 from unbroken.keeper.copies import Copies, NotKeptError, checksum
 from unbroken.keeper.digests import read_digests
-from unbroken.keeper.peer_link import Link, LinkError, Pause, accept, parts_of
+from unbroken.keeper.peer_link import LEAST_BYTES_PER_S, PATIENCE_S, Link, LinkError, Pause, accept, parts_of
 from unbroken.keeper.peer_places import PeerPlace, PeerPlaces
 from unbroken.keeper.rarely import Rarely
 from unbroken.keeper.reading import ReadLock, SlotBusyError
@@ -203,13 +204,15 @@ class CopyServer:
             last = min(wanted.first_block + wanted.num_blocks, len(digests.checksums))
             pieces = _checked_pieces(wanted.ranges, sealed.head.content_bytes)
             link.send(Sending(slot.packed_head.hex(), tuple(digests.checksums), bool(wanted.ranges)))
+            num_bytes = max(last - wanted.first_block, len(pieces)) * BLOCK_BYTES
+            until_s = time.monotonic() + PATIENCE_S + num_bytes / LEAST_BYTES_PER_S
             try:
                 if wanted.ranges:
-                    _send_pieces(link, slot, pieces, sealed.head.content_bytes)
+                    _send_pieces(link, slot, pieces, sealed.head.content_bytes, until_s)
                     return True
                 for block in range(wanted.first_block, last):
                     for chunk in slot.chunks(block):
-                        link.send_content(chunk)
+                        _send_in_time(link, chunk, until_s)
             except OSError as error:
                 # The reader waits for the rest: there is no place for another answer.
                 raise LinkError(f"slot cannot be read on: {error}") from error
@@ -246,13 +249,21 @@ def _checked_pieces(ranges: tuple[tuple[int, int], ...], content_bytes: int) -> 
     return pieces_of(ranges, content_bytes)
 
 
-def _send_pieces(link: Link, slot: ReadLock, pieces: dict[int, Pieces], content_bytes: int) -> None:
+def _send_in_time(link: Link, content: bytes | memoryview, until_s: float) -> None:
+    """Send content, unless all of it takes too long. Raises LinkError."""
+    for part in parts_of(memoryview(content)):
+        if time.monotonic() > until_s:
+            raise LinkError("the other side reads too slowly")
+        link.send_content(part)
+
+
+def _send_pieces(link: Link, slot: ReadLock, pieces: dict[int, Pieces], content_bytes: int, until_s: float) -> None:
     """Send pieces of blocks, and behind those of each block the CRC-32 of its gaps. Raises LinkError, OSError."""
     for block, found in pieces.items():
         whole = memoryview(b"".join(bytes(chunk) for chunk in slot.chunks(block)))
         gaps = [checksum(whole[first:last]) for first, last in gaps_of(found, block_size(block, content_bytes))]
         sent = [whole[first:last] for first, last in found]
-        link.send_content(b"".join((*sent, struct.pack(f">{len(gaps)}I", *gaps))))
+        _send_in_time(link, b"".join((*sent, struct.pack(f">{len(gaps)}I", *gaps))), until_s)
 
 
 def checked_head(text: str, checksums: tuple[int, ...]) -> Head:

@@ -22,7 +22,7 @@ from unbroken.keeper.arena import FETCHED, Arena
 from unbroken.keeper.copies import NotKeptError, checksum, compare
 from unbroken.keeper.copy_reader import Fetching, MissingError
 from unbroken.keeper.digests import Digests, open_slot, write_digests
-from unbroken.keeper.peer_link import Link, LinkError, Pause, connect
+from unbroken.keeper.peer_link import LEAST_BYTES_PER_S, PATIENCE_S, Link, LinkError, Pause, connect
 from unbroken_core.pod.block_parts import Part, Pieces, block_size, checksum_of_parts, is_in, joined, pieces_of
 from unbroken_core.pod.memory_messages import Fetched, FetchShard, FoundSlot, NotFetched
 from unbroken_core.pod.memory_slots import (
@@ -34,13 +34,10 @@ from unbroken_core.pod.memory_slots import (
     pack_head,
 )
 
-_PATIENCE_S = 60.0
 _RESTART_S = 5.0
 _RETRY_S = 0.1
 _REMOVAL_S = 10.0
 """A fetch that has no room waits so long for what is being given back."""
-_LEAST_BYTES_PER_S = 20e6
-"""A peer that sends slower is given up, so that no restore waits without an end."""
 _MOST_PIECES = 8
 """A block of which more pieces are wanted is fetched whole."""
 _PAGE_BYTES = 4096
@@ -226,7 +223,7 @@ class Fetcher:
     def _fetch(self, name: str, wanted: FetchShard, context: ssl.SSLContext) -> Fetched | NotFetched:
         moment = Moment(wanted.term, wanted.iteration, wanted.step)
         with closing(self._reach(wanted, context)) as link:
-            link.until_s = time.monotonic() + _PATIENCE_S
+            link.until_s = time.monotonic() + PATIENCE_S
             fetching = Fetching(link, wanted.rank, wanted.world_size, moment)
             part = self._part(name, fetching)
             if wanted.ranges:
@@ -234,7 +231,7 @@ class Fetcher:
             else:
                 lacking = _Lacking(_blocks(wanted, part) - part.blocks, {})
             num_bytes = lacking.num_bytes
-            link.until_s += num_bytes / _LEAST_BYTES_PER_S
+            link.until_s += num_bytes / LEAST_BYTES_PER_S
             problem = self._fill(name, part, fetching, link, lacking)
             if not problem and (left := part.lacking(wanted.ranges)).num_bytes:
                 # Its holder is of a release that has whole blocks only.

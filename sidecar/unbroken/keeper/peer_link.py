@@ -25,6 +25,10 @@ from unbroken_core.vocabulary.errors import InputError, WireError
 HANDSHAKE_S = 5.0
 STALL_S = 20.0
 CHUNK_BYTES = 1 << 20
+PATIENCE_S = 60.0
+LEAST_BYTES_PER_S = 20e6
+"""A fetch that takes longer than both together is given up on both sides: no restore waits without an end, and no
+reader keeps a worker from saving into the slot that it reads."""
 PAUSE_S = 5.0
 """So long a pause lasts at most: the other side ends a connection on which nothing moves for STALL_S."""
 _PART_BYTES = 1 << 18
@@ -162,7 +166,8 @@ def connect(address: tuple[str, int], context: ssl.SSLContext, pod_uid: str) -> 
     """Return a connection to the keeper of this pod. Raises LinkError."""
     try:
         plain = socket.create_connection(address, timeout=HANDSHAKE_S)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        # UnicodeError: what another pod calls its host can be no name.
         raise LinkError(f"cannot connect: {error}") from error
     link = _secured(plain, context, is_server=False)
     if link.pod_uid != pod_uid:

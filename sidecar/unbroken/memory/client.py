@@ -22,6 +22,9 @@ from unbroken_core.vocabulary.errors import WireError
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.05
+_MOST_RETRY_S = 1.0
+_MOST_BROKEN = 8
+"""A request under which the keeper has ended so often will not be answered: it refuses it, or does not survive it."""
 AWAY_S = 30.0
 """How long a keeper may be away while it is started again."""
 _SEND_S = 1.0
@@ -39,12 +42,14 @@ class KeeperClient:
 
     def ask(self, message: ToKeeper, expected: type[T], limit_s: float) -> T | None:
         """Return the answer; None when there is none in time. A request may be repeated: a keeper may die under it."""
+        num_broken, retry_s = 0, _RETRY_S
         until_s = time.monotonic() + limit_s
         give_up_s = time.monotonic() + min(AWAY_S, limit_s)
         while True:
             try:
                 connection = self._connect(_left(until_s))
                 give_up_s = time.monotonic() + min(AWAY_S, limit_s)
+                num_broken += 1
                 answer = self._ask_once(connection, message, until_s)
             except (OSError, WireError) as error:
                 logger.debug("keeper has not answered: error=%s", error)
@@ -54,9 +59,16 @@ class KeeperClient:
                     logger.warning("keeper refuses: %s", answer)
                     return None
                 return answer
+            if num_broken > _MOST_BROKEN:
+                logger.warning(
+                    "keeper does not answer: %s: given up after %d times", type(message).__name__, num_broken
+                )
+                return None
             if time.monotonic() >= min(until_s, give_up_s):
                 return None
-            time.sleep(_RETRY_S)
+            # One that is away is started again within a moment; one that goes under the request costs it each time.
+            retry_s = min(2 * retry_s, _MOST_RETRY_S) if num_broken > 1 else _RETRY_S
+            time.sleep(retry_s)
 
     def ask_any(self, message: ToKeeper, limit_s: float) -> FromKeeper | None:
         """Return whatever the keeper answers."""

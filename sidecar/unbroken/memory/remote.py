@@ -88,8 +88,10 @@ class RemoteSource(Source):
             self._fetch_blocks(lacking)
         touched = blocks_of(ranges)
         self._compare(touched & self._here)
-        for block in sorted(touched - self._here):
-            self._compare_part(block)
+        if touched - self._here:
+            for block, wanted in pieces_of(ranges, self.head.content_bytes).items():
+                if block not in self._here:
+                    self._compare_part(block, wanted)
 
     def _fetch_blocks(self, blocks: set[int]) -> None:
         runs = _runs(blocks)
@@ -128,9 +130,11 @@ class RemoteSource(Source):
         self.num_bytes += answer.num_bytes
         return answer
 
-    def _compare_part(self, block: int) -> None:
+    def _compare_part(self, block: int, wanted: Pieces) -> None:
         """Compare pieces of a block with its digest, given those of the gaps between. Raises UnreadableError."""
         pieces, gaps = self._parts.get(block, ((), ()))
+        if not is_in(wanted, pieces):
+            raise UnreadableError(f"{self.path}: the keeper has not fetched all of block {block}")
         if self._verified_parts.get(block) == pieces:
             return
         size, start = block_size(block, self.head.content_bytes), block * BLOCK_BYTES

@@ -29,8 +29,9 @@ def address_to_listen_on(name: str, host: str) -> str:
     """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise InputError(f"{name}: want a name or address, got {host!r}: {error.strerror}") from error
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"{name}: want a name or address, got {host!r}: {why}") from error
     addresses = [str(info[4][0]) for info in found]
     if all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses):
         return addresses[0]

@@ -50,7 +50,7 @@ def is_local(host: str) -> bool:
     """Return whether a name or address is one of this host's."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):
         return False
     return any(_can_bind(family, address) for family, _type, _protocol, _name, address in found)
 

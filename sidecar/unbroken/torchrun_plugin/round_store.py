@@ -56,7 +56,7 @@ def connect_store(number: int, address: str, port: int, timeout_s: float) -> Rou
         store = TCPStore(
             host_name=address, port=port, is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
         )
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, UnicodeError) as error:
         logger.debug("store not reached: address=%s port=%d error=%s", address, port, error)
         return None
     return RoundStore(number, store, address, port)

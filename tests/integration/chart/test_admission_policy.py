@@ -28,7 +28,7 @@ from unbroken_operator.decisions.objects.network_policy import keepers_policy, n
 from unbroken_operator.decisions.objects.training_pods import training_pod
 from unbroken_operator.decisions.snapshot import OperatorOptions, PolicyOptions
 
-from .test_chart import helm_or_skip, rendered
+from .test_chart import CHART, REGISTRY, helm_or_skip, rendered, run
 
 JsonObject = dict[str, Any]
 KUBECTL = str(Path(sys.executable).parent / "kubectl")
@@ -87,6 +87,8 @@ MARKED = changed(
 )
 READY = NODE["status"]["conditions"][0]
 OFFENDS = changed(NODE, status__conditions=[READY, {"type": "UnbrokenRepeatOffender", "status": "True"}])
+IMAGES = changed(NODE, status__images=[{"names": ["a"], "sizeBytes": 1}])
+NOBODY = {"apiVersion": "v1", "kind": "Namespace", "name": "gone", "uid": "0"}
 ORPHAN = changed(POD, metadata__ownerReferences=None)
 BALANCED = changed(SERVICE, spec__type="LoadBalancer", spec__externalIPs=["1.2.3.4"])
 Case = tuple[str, str, JsonObject | None, JsonObject | None, str]
@@ -162,11 +164,17 @@ CASES: dict[str, Case] = {
         "services", "CREATE", changed(SERVICE, spec__externalIPs=["1.2.3.4"]), None, "no external addresses"),
     "a Service made a load balancer": (
         "services", "UPDATE", changed(SERVICE, spec__type="LoadBalancer"), SERVICE, "type ClusterIP only"),
+    "it writes over what others wrote": (
+        "nodes", "UPDATE", changed(MARKED, metadata__managedFields=[{"manager": "x"}], metadata__resourceVersion="2"),
+        NODE, ""),
     "another taint": (
         "nodes", "UPDATE", changed(NODE, spec__taints=[TAINT, {"key": "x", "effect": "NoExecute"}]), NODE, "of a node"),
+    "a taint that evicts": (
+        "nodes", "UPDATE", changed(NODE, spec__taints=[*NODE["spec"]["taints"], {**TAINT, "effect": "NoExecute"}]),
+        NODE, "nothing of a node but its taint"),
     "a taint less": ("nodes", "UPDATE", changed(NODE, spec__taints=[]), NODE, "nothing of a node but its taint"),
-    "a label of a node": ("nodes", "UPDATE", changed(NODE, metadata__labels__zone="b"), NODE, "nothing of a node but"),
-    "an annotation less": ("nodes", "UPDATE", changed(NODE, metadata__annotations={}), NODE, "nothing of a node but"),
+    "a label of a node": ("nodes", "UPDATE", changed(NODE, metadata__labels__zone="b"), NODE, "of a node's metadata"),
+    "an annotation less": ("nodes", "UPDATE", changed(NODE, metadata__annotations={}), NODE, "of a node's metadata"),
     "a cordon": ("nodes", "UPDATE", changed(NODE, spec__unschedulable=True), NODE, "nothing of a node but its taint"),
     "a condition of others": (
         "nodes/status", "UPDATE", changed(NODE, status__conditions=[READY, {"type": "x", "status": "True"}]), NODE,
@@ -183,7 +191,41 @@ CASES: dict[str, Case] = {
         "nodes/status", "UPDATE", changed(NODE, status__allocatable={"cpu": "64"}), NODE,
         "nothing of a node's status but"),
     "a label of a node beside its status": (
-        "nodes/status", "UPDATE", changed(NODE, metadata__labels__zone="b"), NODE, "nothing of a node but"),
+        "nodes/status", "UPDATE", changed(NODE, metadata__labels__zone="b"), NODE, "nothing of a node's metadata but"),
+    "a mark of a node beside its status": (
+        "nodes/status", "UPDATE", changed(OFFENDS, metadata__annotations={"x": "y", TAINT["key"]: "t"}), NODE,
+        "nothing of a node's metadata but"),
+    "a condition twice": (
+        "nodes/status", "UPDATE", changed(NODE, status__conditions=[READY, READY]), NODE, "of a node's status but"),
+    **{
+        f"{what} through {resource}": (
+            resource, "UPDATE", changed(NODE, **{path: value}), NODE, "nothing of a node's metadata but")
+        for resource in ("nodes", "nodes/status")
+        for what, path, value in [
+            ("an owner that is not, for which a node is deleted", "metadata__ownerReferences", [NOBODY]),
+            ("a finalizer of a node", "metadata__finalizers", ["example.com/stuck"]),
+            ("a field that metadata may have one day", "metadata__one_day", "x"),
+            ("no labels of a node", "metadata__labels", None),
+        ]
+    },
+    **{
+        f"{path} of a node": (
+            "nodes/status", "UPDATE", changed(IMAGES, **{f"status__{path}": value}), IMAGES, "of a node's status but")
+        for path, value in {
+            "images": [{"names": ["evil"], "sizeBytes": 1}],
+            "capacity": {"cpu": "64"},
+            "config": {"error": "x"},
+            "runtimeHandlers": [{"name": "runc"}],
+            "features": {"supplementalGroupsPolicy": True},
+            "declaredFeatures": ["x"],
+            "one_day": "x",
+            "addresses": None,
+        }.items()
+    },
+    "fields of a node that specs may have one day": (
+        "nodes", "UPDATE", changed(NODE, spec__one_day="x"), NODE, "nothing of a node but its taint"),
+    "a network of a node": (
+        "nodes", "UPDATE", changed(NODE, spec__podCIDRs=["10.0.0.0/8"]), NODE, "nothing of a node but its taint"),
     "deleting a node": ("nodes", "DELETE", None, NODE, "with quarantine.mode On only"),
 }  # fmt: skip
 
@@ -325,22 +367,51 @@ def test_policies_come_with_all_namespaces_where_kubernetes_knows_them(
         assert bindings[item["metadata"]["name"]]["validationActions"] == ["Deny", "Audit"]
 
 
+@pytest.mark.parametrize("words", ["quarantine.mode=On", "quarantine.condition=true"])
+@pytest.mark.parametrize(
+    ("version", "more", "names"),
+    [
+        pytest.param("1.33.0", "scope=Namespaces", ["nodes"], id="any scope"),
+        pytest.param("1.33.0", "namespaces={ml},admissionPolicy.reservePods=true", ["nodes"], id="namespaces"),
+        pytest.param("1.33.0", "admissionPolicy.enabled=Never", [], id="never"),
+        pytest.param("1.29.0", "scope=Cluster", [], id="too old"),
+    ],
+)
+def test_who_may_write_nodes_is_kept_to_its_taint_or_condition_in_any_scope(
+    words: str, version: str, more: str, names: list[str]
+) -> None:
+    """Seen before: with listed namespaces, the default, the account had the right and no policy."""
+    found = policies("--kube-version", version, "--set", f"{words},{more}")
+    assert list(found) == names
+    if names:
+        for case in ("a finalizer of a node through nodes", "a finalizer of a node through nodes/status"):
+            assert denied_in_memory(found["nodes"], as_reviewed(CASES[case]))
+        granted = "it taints a node" if words == "quarantine.mode=On" else "it tells of a node"
+        assert denied_in_memory(found["nodes"], as_reviewed(CASES[granted])) == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "is_told"),
+    [
+        ("quarantine.mode=On,admissionPolicy.enabled=Never", True),
+        ("quarantine.condition=true,admissionPolicy.enabled=Never", True),
+        ("quarantine.condition=true", False),
+        ("admissionPolicy.enabled=Never", False),
+    ],
+)
+def test_helm_says_that_no_policy_keeps_the_account_to_its_taint(words: str, is_told: bool) -> None:
+    options = ("--dry-run=client", "--namespace", "ops", "--set", f"registry={REGISTRY},{words}")
+    done = run(helm_or_skip(), "install", "unbroken", str(CHART), *options)
+    assert done.returncode == 0, done.stderr
+    assert ("can have nodes deleted" in done.stdout.partition("NOTES:")[2]) is is_told
+
+
 _TEXT: JsonObject = {"type": "string", "maxLength": 253}
 _MAP: JsonObject = {"type": "object", "maxProperties": 16, "additionalProperties": _TEXT}
 
 
 def _list(**fields: JsonObject) -> JsonObject:
     return {"type": "array", "maxItems": 8, "items": {"type": "object", "properties": fields}}
-
-
-_STATUS_OF_A_NODE: JsonObject = {
-    "conditions": _list(type=_TEXT, status=_TEXT),
-    "addresses": _list(type=_TEXT, address=_TEXT),
-    **dict.fromkeys(("allocatable", "capacity", "daemonEndpoints", "nodeInfo"), _MAP),
-    "phase": _TEXT,
-    "volumesAttached": _list(name=_TEXT),
-    "volumesInUse": {"type": "array", "maxItems": 8, "items": _TEXT},
-}
 
 
 def _schema(resource: str) -> JsonObject:
@@ -352,13 +423,14 @@ def _schema(resource: str) -> JsonObject:
         "services": {"type": _TEXT, "externalIPs": {"type": "array", "maxItems": 8, "items": _TEXT}, "selector": _MAP},
         "secrets": {},
         "networkpolicies": {"podSelector": {"type": "object", "properties": {"matchLabels": _MAP}}, "ingress": _list()},
-        "nodes": {"taints": _list(key=_TEXT, effect=_TEXT), "unschedulable": {"type": "boolean"}, "providerID": _TEXT},
+        "nodes": {"taints": _list(key=_TEXT, effect=_TEXT)},
     }
     fields = {"metadata": {"type": "object", "properties": metadata}, "type": _TEXT}
     if resource == "secrets":
         fields |= {"data": _MAP}
     if resource == "nodes":
-        fields |= {"status": {"type": "object", "properties": _STATUS_OF_A_NODE}}
+        conditions = {"conditions": _list(type=_TEXT, status=_TEXT)}
+        fields |= {"status": {"type": "object", "properties": conditions}}
     item: JsonObject = {
         "type": "object",
         "properties": fields | {"spec": {"type": "object", "properties": specs[resource]}},
@@ -366,14 +438,19 @@ def _schema(resource: str) -> JsonObject:
     request = {"type": "object", "properties": dict.fromkeys(("operation", "namespace", "subResource"), _TEXT)}
     # As values of a map both have one type, as they have for a policy.
     objects = {"type": "object", "maxProperties": 2, "additionalProperties": item}
-    return {"type": "object", "properties": {"objects": objects, "request": request}}
+    properties: JsonObject = {"objects": objects, "request": request}
+    if resource == "nodes":
+        # What rules go through field by field, whatever they are: their values as JSON, so all have one type.
+        properties |= {"parts": {"type": "object", "maxProperties": 6, "additionalProperties": _MAP}}
+    return {"type": "object", "properties": properties}
 
 
 def _definition(resource: str, spec: Mapping[str, Any]) -> JsonObject:
     """Return a CustomResourceDefinition that validates requests as the policy would."""
     rules = []
     for item in spec["validations"]:
-        text = re.sub(r"\b(object|oldObject)\.", r"self.objects['\1'].", item["expression"])
+        text = re.sub(r"\bdyn\((object|oldObject)\.(\w+)\)", r"self.parts['\1 \2']", item["expression"])
+        text = re.sub(r"\b(object|oldObject)\.", r"self.objects['\1'].", text)
         text = re.sub(
             r"\brequest\.(namespace)?", lambda found: "self.request." + ("__namespace__" if found[1] else ""), text
         )
@@ -434,9 +511,19 @@ def ask(kubectl: Callable[..., subprocess.CompletedProcess[str]], case: Case) ->
         "apiVersion": "policies.test/v1",
         "kind": f"Asked{KIND[case[0].partition('/')[0]]}",
         "metadata": {"name": "x"},
-        "spec": {"request": seen.pop("request"), "objects": seen},
+        "spec": {"request": seen.pop("request"), "objects": seen, "parts": _parts(seen)},
     }
     return kubectl("create", "--dry-run=server", "--validate=false", "-f", "-", item=asked)
+
+
+def _parts(objects: Mapping[str, JsonObject]) -> dict[str, dict[str, str]]:
+    """Return the fields of metadata, spec and status, each as JSON."""
+    return {
+        f"{name} {part}": {field: json.dumps(value, sort_keys=True) for field, value in fields.items()}
+        for name, item in objects.items()
+        for part, fields in item.items()
+        if part in ("metadata", "spec", "status")
+    }
 
 
 def ask_all(kubectl: Callable[..., subprocess.CompletedProcess[str]], cases: Mapping[str, Case]) -> None:

@@ -576,8 +576,8 @@ def test_what_an_earlier_keeper_had_fetched_is_gone_before_anything_is_reserved(
 def test_a_pod_that_hands_out_a_little_at_a_time_is_given_up(
     pods: Callable[..., list[CopyPod]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "_PATIENCE_S", 0.2)
-    monkeypatch.setattr(fetching, "_LEAST_BYTES_PER_S", 1e12)
+    monkeypatch.setattr(fetching, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(fetching, "LEAST_BYTES_PER_S", 1e12)
     owner, reader = pods("owner", "reader")
     owner.save(1)
     original = Link.send_content

@@ -1,6 +1,8 @@
 """The keepers' port while strangers hold it: real sockets and TLS, no job."""
 
 import contextlib
+import fcntl
+import os
 import shutil
 import socket
 import threading
@@ -9,9 +11,11 @@ from collections.abc import Iterator
 import pytest
 from tests.waiting import wait_until
 
+from unbroken.keeper import copy_server
 from unbroken.keeper.peer_link import LinkError
 from unbroken.keeper.peer_places import MAX_MEMBERS, MAX_STRANGERS, PeerPlace, PeerPlaces
-from unbroken_core.pod.replica_messages import Fetch, Missing, ToReader
+from unbroken_core.pod.memory_slots import num_blocks
+from unbroken_core.pod.replica_messages import Fetch, Missing, Sending, ToReader
 
 from .copying import CopyPod, make_pods
 
@@ -45,6 +49,46 @@ def is_closed(connection: socket.socket) -> bool:
         return False
     except OSError:
         return True
+
+
+def is_free(path: str) -> bool:
+    """Whether a worker may save into a slot."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+@pytest.mark.parametrize("kind", ["blocks", "ranges"])
+def test_a_reader_that_is_slow_but_never_silent_keeps_no_worker_from_saving_for_ever(
+    pair: tuple[CopyPod, CopyPod], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Before, it held the slot for as long as it read 256 KiB in 20 s: a day, for a gigabyte."""
+    monkeypatch.setattr(copy_server, "PATIENCE_S", 0.2)
+    owner, reader = pair
+    size = 60 << 20
+    owner.save(1, size=size)
+    (sealed,) = owner.arena.sealed()
+    link = reader.connect(owner)
+    wanted = {"num_blocks": num_blocks(size)} if kind == "blocks" else {"ranges": ((0, size),)}
+    link.send(Fetch(0, 4, 1, 0, 1, **wanted))
+    assert isinstance(link.receive(ToReader), Sending)
+    assert not is_free(str(sealed.path))
+    buffer, num_read = memoryview(bytearray(64 << 10)), [0]
+
+    def read_a_little() -> bool:
+        with contextlib.suppress(LinkError):
+            link.receive_into(buffer)
+            num_read[0] += len(buffer)
+        return is_free(str(sealed.path))
+
+    wait_until(read_a_little, "a slot that is free")
+    assert num_read[0] < size // 2, "all of it was read"
+    link.close()
 
 
 def test_strangers_that_hold_the_port_keep_no_pod_of_the_job_out(pair: tuple[CopyPod, CopyPod]) -> None:

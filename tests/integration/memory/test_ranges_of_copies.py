@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import wait_until
 
 from unbroken.keeper.copy_server import CopyServer
 from unbroken.keeper.peer_link import LinkError
@@ -198,6 +199,31 @@ def test_ranges_that_make_no_sense_end_the_connection_alone(pods: Pods, ranges: 
     source.verify([WITHIN])
     assert pods.is_right(source, *WITHIN)
     source.close()
+
+
+def test_pieces_that_are_not_all_that_was_wanted_are_refused(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch = pods.fetch
+
+    def less(wanted: FetchShard) -> Fetched | NotFetched:
+        return fetch(replace(wanted, ranges=tuple((start, length - 1) for start, length in wanted.ranges)))
+
+    monkeypatch.setattr(pods, "fetch", less)
+    source = pods.open()
+    with pytest.raises(UnreadableError, match="the keeper has not fetched all of block 2"):
+        source.verify([WITHIN])
+    source.close()
+
+
+@pytest.mark.parametrize("host", ["10..1", "a" * 64, "."])
+def test_a_host_that_is_no_name_is_a_holder_that_is_not_reached(pods: Pods, host: str) -> None:
+    """Before, the thread of whoever copied or restored ended with it."""
+    peer = replace(pods.owner.peer, host=host)
+    answer = pods.fetch(FetchShard(peer, 0, 4, 1, 0, STEP, restored_in=0))
+    assert isinstance(answer, NotFetched)
+    assert answer.reason.startswith("pod owner: cannot connect: ")
+    sender = pods.owner.send_to(pods.reader, peer=replace(pods.reader.peer, host=host))
+    wait_until(lambda: 0 in sender.progress and sender.progress[0].problem, "a problem that is told")
+    assert sender._thread.is_alive()
 
 
 def test_what_a_worker_is_not_told_of_a_block_does_not_make_it_right(

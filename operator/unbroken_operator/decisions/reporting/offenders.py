@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from unbroken_core.conventions.printable import printable
 from unbroken_operator.api import layout
 from unbroken_operator.api.recovery_models import PRESET_CONDITIONS
 from unbroken_operator.decisions.lifecycle import seconds_between
@@ -79,7 +80,7 @@ def decide_offenders(
     wanted = _quarantined(nodes, decision) if mode is QuarantineMode.ON else _would_be(nodes, decision, now, limits)
     changes = [OffenderChange(name, "") for name in sorted(told - wanted.keys())]
     for name in sorted(wanted.keys() - told):
-        if not _has_owner(nodes[name]):
+        if not is_in_hand(nodes[name]):
             changes.append(OffenderChange(name, now, wanted[name]))
     return tuple(changes)
 
@@ -87,7 +88,12 @@ def decide_offenders(
 def _quarantined(nodes: Mapping[str, NodeView], decision: QuarantineDecision) -> dict[str, str]:
     """Return those that we have tainted, and why. A taint without our mark is a person's, who knows of it."""
     marked = {name: node for name, node in nodes.items() if marked_at(node) and is_quarantined(node)}
-    return {name: node.quarantined.partition(" ")[2] for name, node in marked.items() if name not in decision.release}
+    return {name: _reason(node) for name, node in marked.items() if name not in decision.release}
+
+
+def _reason(node: NodeView) -> str:
+    """Return what the mark says, as one bounded line: whoever may annotate nodes writes it."""
+    return printable(node.quarantined.partition(" ")[2][:MAX_MESSAGE])[:MAX_MESSAGE]
 
 
 def _would_be(
@@ -109,6 +115,6 @@ def _is_current(node: NodeView, now: str, limits: QuarantineLimits) -> bool:
         return False
 
 
-def _has_owner(node: NodeView) -> bool:
+def is_in_hand(node: NodeView) -> bool:
     """Whether somebody has the node in hand already, as NVSentinel does, which cordons it first and drains it then."""
     return node.is_cordoned or any(node.conditions.get(kind) == "True" for kind in _OTHERS)

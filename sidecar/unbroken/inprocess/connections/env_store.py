@@ -75,7 +75,7 @@ def _wait_for_server(deadline_s: float) -> None:
         try:
             with socket.create_connection(address, timeout=1.0):
                 return
-        except OSError:
+        except (OSError, UnicodeError):
             pass
         time.sleep(PROBE_INTERVAL_S)
 

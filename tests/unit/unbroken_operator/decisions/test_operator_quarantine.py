@@ -10,7 +10,7 @@ import pytest
 from tests.unit.unbroken_operator.operator_world import a_node, merge_patch
 
 from unbroken_core.vocabulary.errors import InputError
-from unbroken_operator.adapters.errors import KubeConflict
+from unbroken_operator.adapters.errors import KubeConflict, KubeError, KubeRefused, KubeUnavailable, NotLeading
 from unbroken_operator.adapters.quarantine_taints import QuarantineTaints
 from unbroken_operator.api import layout
 from unbroken_operator.api.status_models import MAX_SUSPECTS
@@ -55,6 +55,8 @@ class Cluster:
         self.num_writes = 0
         self.counted: list[str] = []
         self.is_contended = False
+        self.failing: dict[str, KubeError] = {}
+        self.asked: list[str] = []
         self.may_act = True
         for item in self.items.values():
             item["metadata"]["resourceVersion"] = "1"
@@ -79,6 +81,9 @@ class Cluster:
     async def merge(self, path: str, patch: dict[str, Any]) -> dict[str, Any]:
         """See Kube."""
         name = path.rpartition("/")[2]
+        self.asked.append(name)
+        if name in self.failing:
+            raise self.failing[name]
         if patch["metadata"]["resourceVersion"] != self.items[name]["metadata"]["resourceVersion"]:
             raise KubeConflict("409")
         self.num_writes += 1
@@ -157,12 +162,21 @@ def test_a_taint_by_hand_stays_and_takes_one_of_the_places_and_a_label_exempts_a
     assert cluster.look() == []
 
 
-def test_a_mark_that_is_not_ours_is_left_alone() -> None:
-    cluster = Cluster("a")
-    cluster.items["a"]["metadata"]["annotations"] = {layout.QUARANTINE: "by the night shift"}
+@pytest.mark.parametrize(
+    "mark", ["by the night shift", "2026-01-01", "20260101", "2026-W01-1", "2026-01-01T00:00:00 by hand"]
+)
+def test_a_mark_that_is_not_ours_is_left_alone_and_costs_other_nodes_nothing(mark: str) -> None:
+    """Seen before: a time without a zone on any one node ended each look, for all of them."""
+    cluster = Cluster("a", "b")
+    cluster.items["a"]["metadata"]["annotations"] = {layout.QUARANTINE: mark}
     cluster.jobs = blame_of_all(a=9.0)
-    assert cluster.look("2030-01-01T00:00:00Z") == []
+    assert cluster.look() == []
     assert cluster.num_writes == 0
+    cluster.jobs = blame_of_all(b=9.0)
+    assert cluster.look() == ["b"]
+    cluster.jobs = []
+    assert cluster.look("2030-01-01T00:00:00Z") == []
+    assert cluster.items["a"]["metadata"]["annotations"] == {layout.QUARANTINE: mark}
 
 
 @pytest.mark.parametrize("mode", [QuarantineMode.DRY_RUN, QuarantineMode.OFF])
@@ -192,10 +206,50 @@ def test_nothing_is_written_without_the_lease_or_over_another_ones_change() -> N
     cluster.may_act = False
     assert cluster.look() == []
     cluster.may_act, cluster.is_contended = True, True
-    with pytest.raises(KubeConflict):
-        cluster.look()
+    assert cluster.look() == []
     cluster.is_contended = False
     assert cluster.look() == ["a"]
+
+
+@pytest.mark.parametrize("error", [KubeRefused("no"), KubeUnavailable("a webhook is down"), KubeConflict("409")])
+def test_a_node_that_cannot_be_tainted_holds_up_no_other_and_is_told_once_an_hour(
+    error: KubeError, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = Cluster("a", "b", "c", limits=QuarantineLimits(score=2.0, max_nodes=3, max_percent=100))
+    cluster.jobs = blame_of_all(c=3.0)
+    assert cluster.look("2026-01-01T11:59:00Z") == ["c"]
+    cluster.failing = {"a": error, "c": error}
+    cluster.jobs = blame_of_all(a=999.0, b=99.0)
+    with caplog.at_level(logging.WARNING):
+        for minute in range(60):
+            assert cluster.look(f"2026-01-01T13:{minute:02}:00Z") == ["b", "c"]
+        said = [record.getMessage() for record in caplog.records if "cannot be written" in record.getMessage()]
+        said_of = [("release", "c"), ("taint", "a")]
+        assert said == [f"{kind} of a node cannot be written node={node} error={error}" for kind, node in said_of]
+        cluster.look("2026-01-01T14:00:00Z")
+    assert caplog.text.count("taint of a node cannot be written node=a") == 2, "an hour later"
+    cluster.failing = {}
+    is_asked_again = not isinstance(error, KubeRefused)
+    assert ("a" in cluster.look("2026-01-01T14:00:15Z")) is is_asked_again
+    assert "a" in cluster.look("2026-01-01T15:00:00Z")
+
+
+def test_a_node_that_is_refused_for_good_leaves_its_place_to_the_next() -> None:
+    cluster = Cluster("a", "b")
+    cluster.failing = {"a": KubeRefused("denied by a policy")}
+    cluster.jobs = [*blame_of_all(a=9.0), blame("x/three", b=1.0), blame("y/four", b=1.0)]
+    assert cluster.look() == []
+    assert cluster.look() == ["b"], "one may be tainted"
+    assert cluster.asked == ["a", "b"]
+
+
+def test_nothing_more_is_asked_once_another_operator_may_lead() -> None:
+    cluster = Cluster("a", "b", limits=QuarantineLimits(score=2.0, max_nodes=2, max_percent=100))
+    cluster.failing = {"a": NotLeading()}
+    cluster.jobs = blame_of_all(a=9.0, b=3.0)
+    with pytest.raises(NotLeading):
+        cluster.look()
+    assert cluster.asked == ["a"]
 
 
 def test_scores_decay() -> None:

@@ -41,6 +41,7 @@ class Cluster:
         self.jobs: list[JobsView] = []
         self.num_writes = 0
         self.refused: dict[str, KubeError] = {}
+        self.untaintable: set[str] = set()
         self.may_act = True
         kube: Any = self
         self.taints = QuarantineTaints(
@@ -60,6 +61,8 @@ class Cluster:
     async def merge(self, path: str, patch: dict[str, Any]) -> dict[str, Any]:
         """See Kube."""
         name = path.rpartition("/")[2]
+        if name in self.untaintable:
+            raise KubeRefused("denied by a webhook")
         self.items[name] = merge_patch(self.items[name], patch)
         return self.items[name]
 
@@ -117,6 +120,19 @@ def test_a_worse_node_takes_no_place_that_is_taken(mode: QuarantineMode) -> None
     assert list(cluster.look()) == ["a"]
     cluster.jobs = [*blame(a=3.0), *blame("other", b=9.0)]
     assert list(cluster.look()) == ["a"]
+
+
+@pytest.mark.parametrize("reason", ["cordoned", "refused"])
+def test_in_a_dry_run_a_node_that_gets_no_condition_leaves_its_place_to_the_next(reason: str) -> None:
+    cluster = Cluster("a", "b", "c")
+    if reason == "cordoned":
+        cluster.items["a"]["spec"] = {"unschedulable": True}
+    else:
+        cluster.refused["a"] = KubeRefused("forbidden")
+    cluster.jobs = [*blame(a=9.0), *blame("other", b=5.0), *blame("third", c=4.0)]
+    assert list(cluster.look()) == ["b"]
+    cluster.items["a"]["spec"], cluster.refused = {}, {}
+    assert list(cluster.look(LATER)) == ["b"], "the place is taken"
 
 
 def test_who_is_not_believed_or_is_exempt_is_not_told_of() -> None:
@@ -179,7 +195,18 @@ def test_a_node_that_cannot_be_written_holds_up_no_other(caplog: pytest.LogCaptu
     cluster.jobs = blame(a=3.0, b=3.0)
     with caplog.at_level(logging.WARNING):
         assert list(cluster.look()) == ["b"]
-    assert "condition of a node cannot be written node=a error=forbidden" in caplog.text
+        assert list(cluster.look("2026-01-01T12:30:00Z")) == ["b"]
+    assert caplog.text.count("condition of a node cannot be written node=a error=forbidden") == 1
+
+
+def test_a_taint_that_is_refused_holds_up_no_condition() -> None:
+    cluster = Cluster("a", "b", mode=ON, limits=QuarantineLimits(score=2.0, max_nodes=2, max_percent=100))
+    cluster.jobs = blame(a=3.0)
+    assert list(cluster.look()) == ["a"]
+    cluster.untaintable = {"b"}
+    cluster.items["a"]["spec"]["taints"] = []
+    cluster.jobs = blame(b=9.0)
+    assert cluster.look(LATER) == {}, "released by a person"
 
 
 def test_nothing_is_told_without_the_lease() -> None:
@@ -192,6 +219,23 @@ def test_nothing_is_told_without_the_lease() -> None:
 def test_the_message_is_bounded() -> None:
     (condition,) = OffenderChange("a", NOW, "x" * 10_000).to_patch()["status"]["conditions"]
     assert len(condition["message"]) == MAX_MESSAGE
+
+
+def test_what_somebody_else_wrote_as_the_reason_is_bounded_and_quoted(caplog: pytest.LogCaptureFixture) -> None:
+    """Seen before: line ends in an annotation forged lines of the log, and 100 KB of it went there."""
+    cluster = Cluster("a", mode=ON)
+    cluster.items["a"]["spec"] = {"taints": [{"key": layout.QUARANTINE, "effect": "NoSchedule"}]}
+    mark = f"{NOW} x\n2026 ERROR forged\x1b[31m node=b why=" + "y" * 100_000
+    cluster.items["a"]["metadata"]["annotations"] = {layout.QUARANTINE: mark}
+    with caplog.at_level(logging.WARNING):
+        told = cluster.look()["a"]["message"]
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.startswith("node offends again and again node=a why='x\\\\n2026 ERROR forged\\\\x1b[31m node=b why=yy")
+    assert line.endswith("yy'")
+    assert line.isprintable()
+    assert len(line) < 2 * MAX_MESSAGE
+    assert told.isprintable()
+    assert len(told) == MAX_MESSAGE
 
 
 def test_a_condition_wants_a_quarantine_that_looks_at_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
