@@ -32,7 +32,7 @@ from unbroken_core.recovery.health import (
     why_spent,
 )
 from unbroken_core.vocabulary.findings import LOG_LINES, PREFLIGHT, Health, Verdict
-from unbroken_core.vocabulary.reasons import Rung
+from unbroken_core.vocabulary.reasons import Cause, Rung
 
 
 def receive_health(job: JobState, member: Member, health: Health | None, now_s: float) -> None:
@@ -181,11 +181,7 @@ def _may_blame(job: JobState, member: Member, strike: Strike, newcomers: Newcome
     # What interrupted it may have nothing to do with a suspicion.
     elif not (isinstance(job.phase, Interrupted) and member.ranks and strike.is_fatal):
         return False
-    takers = takers_of(job, member, newcomers)
-    if not can_take(job, member, takers, strike.cause, now_s):
-        return False
-    job.health.takers[member.uid] = takers
-    return True
+    return _finds_takers(job, member, strike.cause, newcomers, now_s)
 
 
 def _is_in_vain(job: JobState, member: Member, newcomers: Newcomers, now_s: float) -> bool:
@@ -195,11 +191,16 @@ def _is_in_vain(job: JobState, member: Member, newcomers: Newcomers, now_s: floa
         return False
     if are_there_still(job, member, takers):
         return False
-    others = takers_of(job, member, newcomers)
-    if not can_take(job, member, others, member.unfit_cause, now_s):
-        return True
-    job.health.takers[member.uid] = others
-    return False
+    return not _finds_takers(job, member, member.unfit_cause, newcomers, now_s)
+
+
+def _finds_takers(job: JobState, member: Member, cause: Cause, newcomers: Newcomers, now_s: float) -> bool:
+    """Return whether others can stand in for this pod; then its blame rests on them."""
+    takers = takers_of(job, member, newcomers)
+    if not can_take(job, member, takers, cause, now_s):
+        return False
+    job.health.takers[member.uid] = takers
+    return True
 
 
 def _domain(job: JobState, uid: str) -> str:
