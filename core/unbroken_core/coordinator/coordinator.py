@@ -31,6 +31,7 @@ from unbroken_core.coordinator.events import (
     Observed,
     Tick,
 )
+from unbroken_core.coordinator.health.pairs import settle_pairs
 from unbroken_core.coordinator.health.settling import settle_health
 from unbroken_core.coordinator.receiving import join, lose_connection, observe, receive
 from unbroken_core.coordinator.resolver import resolve
@@ -124,7 +125,13 @@ class Coordinator:
             # Whom one phase lets nobody blame, the next one may.
             look_again_s = settle_health(job, now_s)
             until_s = resolve(job, now_s)
-        self._deadline_s = min(until_s, settle_copies(job, now_s), look_again_s)
+        settled = job.pairs.num_settled, job.pairs.is_open
+        pairs_s = settle_pairs(job, now_s)
+        if settled != (job.pairs.num_settled, job.pairs.is_open):
+            # The first plan may wait for it, or no longer; and who was named is judged.
+            look_again_s = settle_health(job, now_s)
+            until_s = resolve(job, now_s)
+        self._deadline_s = min(until_s, settle_copies(job, now_s), look_again_s, pairs_s)
         note_time(job, now_s)
         if job.version != version:
             self._revision += 1

@@ -131,7 +131,9 @@ class JobSettings:
     preflight: HealthMode = HealthMode.OFF
     """What becomes of what pods find of themselves before their first process; OFF: they do not test themselves."""
     preflight_s: float = float(USUAL_PREFLIGHT_S)
-    """How long that may take."""
+    """How long that may take; as long again the tests of pairs before the first plan."""
+    preflight_pairs: bool = False
+    """Whether pods without ranks test with each other as well."""
     log_rules: tuple[LogRule, ...] = ()
     """What the lines that workers print say of the job."""
     copies: int = 0
@@ -152,6 +154,11 @@ class JobSettings:
     def minimum_ranks_per_pod(self) -> int:
         """Fewest healthy workers with which a pod stays in the world."""
         return self.ranks_per_pod if self.min_ranks_per_pod is None else self.min_ranks_per_pod
+
+    @property
+    def tests_pairs(self) -> bool:
+        """Whether pods without ranks test with each other."""
+        return self.preflight_pairs and self.preflight is not HealthMode.OFF
 
     @property
     def window_s(self) -> float:

@@ -44,6 +44,8 @@ class LaunchConfig:
     """How long the pod may test itself before its first process; None: it does not."""
     preflight_devices: int | None
     """GPUs that it should find then; None: as many as there are."""
+    preflight_pairs: bool
+    """Whether it tests with other pods after that, while it has no ranks."""
     preimport: tuple[str, ...] | None
     """Modules that the fork server imports once; (): no fork server; None: what the script imports."""
 
@@ -83,6 +85,7 @@ def read_config(arguments: Sequence[str], environment: Mapping[str, str] | None 
         watch_delay_s=_seconds(source, "UNBROKEN_WATCH_DELAY", "5") if source.get("UNBROKEN_WATCH") == "1" else None,
         preflight_s=_seconds(source, "UNBROKEN_PREFLIGHT") if source.get("UNBROKEN_PREFLIGHT") else None,
         preflight_devices=_devices(source),
+        preflight_pairs=source.get("UNBROKEN_PREFLIGHT_PAIRS") == "1",
         preimport=_preimport(source.get("UNBROKEN_PREIMPORT")),
     )
 
