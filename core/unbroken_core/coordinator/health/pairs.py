@@ -117,6 +117,7 @@ def _begin(job: JobState, until_s: float, now_s: float) -> Flight | None:
     proven = [numbers[uid] for uid in chosen if uid in table.proven]
     flight = Flight(
         tuple(ordered),
+        tuple(job.members.name(uid) for uid in ordered),
         frozenset(newcomers),
         [_state(job, uid) for uid in ordered],
         until_s,
@@ -141,6 +142,7 @@ def _advance(job: JobState, flight: Flight, now_s: float) -> bool:
     if found is None:
         return False
     flight.round, flight.due_s = found.number, now_s + PAIR_S + GRACE_S
+    job.pairs.num_settled += 1
     for pair in found.pairs:
         _order(job, flight, pair)
     return True
@@ -166,22 +168,23 @@ def _end(job: JobState, flight: Flight, now_s: float) -> None:
         uid = flight.uids[verdict.host]
         if uid not in job.members.by_uid:
             continue
-        is_bad = verdict.named is Named.BAD and verdict.why is Why.PROVEN_PARTNERS
+        # Who has passed with others before fails with few now: that may be the links, and few cannot tell.
+        is_bad = verdict.named is Named.BAD and verdict.why is Why.PROVEN_PARTNERS and uid not in table.proven
         earlier = job.health.pairs.get(uid, ()) if uid not in flight.newcomers and not is_bad else ()
-        own = tuple(each for each in earlier if not each.entity) or (_finding(job, flight, verdict),)
-        links = (*_links_of(job, flight, diagnosis, verdict.host), *(each for each in earlier if each.entity))
+        own = tuple(each for each in earlier if not each.entity) or (_finding(flight, verdict),)
+        links = (*_links_of(flight, diagnosis, verdict.host), *(each for each in earlier if each.entity))
         if is_bad or verdict.why is Why.PASSED:
             table.name(uid, is_bad=is_bad)
         _note(job, uid, (*own, *links[:MOST_LINKS]), now_s)
 
 
-def _finding(job: JobState, flight: Flight, verdict: HostVerdict) -> Finding:
+def _finding(flight: Flight, verdict: HostVerdict) -> Finding:
     """Return what is said of one pod."""
     if verdict.why is Why.PASSED:
         passed = _pairs_of(flight, verdict.host, has_passed=True)
         return Finding(PAIRS, "", Verdict.OK, message=f"passed {counted(len(passed), 'test')} with other pods")
     failed = _pairs_of(flight, verdict.host, has_passed=False)
-    partners = _names(job, flight, (host for pair in dict.fromkeys(failed) for host in pair if host != verdict.host))
+    partners = _names(flight, (host for pair in dict.fromkeys(failed) for host in pair if host != verdict.host))
     if verdict.named is Named.BAD and verdict.why is Why.PROVEN_PARTNERS:
         last = next((flight.reasons[pair] for pair in reversed(failed) if flight.reasons.get(pair)), "")
         text = f"failed {counted(len(failed), 'test')} with {partners}, who pass with others"
@@ -199,7 +202,7 @@ def _finding(job: JobState, flight: Flight, verdict: HostVerdict) -> Finding:
     return Finding(PAIRS, "", Verdict.UNKNOWN, message=text[:_MOST_MESSAGE])
 
 
-def _links_of(job: JobState, flight: Flight, diagnosis: Diagnosis, host: int) -> tuple[Finding, ...]:
+def _links_of(flight: Flight, diagnosis: Diagnosis, host: int) -> tuple[Finding, ...]:
     """Return what is said of links of one pod; it is told of both ends, and speaks against neither."""
     found = []
     for link in diagnosis.links:
@@ -208,8 +211,7 @@ def _links_of(job: JobState, flight: Flight, diagnosis: Diagnosis, host: int) ->
         other = next(each for each in link.pair if each != host)
         why = flight.reasons.get(link.pair, "")
         text = f"failed {counted(link.num_failed, 'test')} with each other" + (f" ({why})" if why else "")
-        name = job.members.name(flight.uids[other])[:128]
-        found.append(Finding(PAIRS, name, Verdict.SUSPECT, "link", message=text[:_MOST_MESSAGE]))
+        found.append(Finding(PAIRS, flight.names[other][:128], Verdict.SUSPECT, "link", message=text[:_MOST_MESSAGE]))
     return tuple(found)
 
 
@@ -221,8 +223,8 @@ def _pairs_of(flight: Flight, host: int, *, has_passed: bool) -> list[Pair]:
     ]
 
 
-def _names(job: JobState, flight: Flight, hosts: Iterable[int]) -> str:
-    names = [job.members.name(flight.uids[host]) for host in hosts]
+def _names(flight: Flight, hosts: Iterable[int]) -> str:
+    names = [flight.names[host] for host in hosts]
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 

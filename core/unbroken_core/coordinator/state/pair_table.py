@@ -25,6 +25,8 @@ class Flight:
     """Tests of pods, which have numbers here: neighbours in the topology have neighbouring ones."""
 
     uids: tuple[str, ...]
+    names: tuple[str, ...]
+    """Of the pods, some of which may be gone when they are named."""
     newcomers: frozenset[str]
     """Those for whom it is flown; the others are there to test with them."""
     states: list[HostState]
@@ -97,7 +99,7 @@ class PairTable:
     is_open: bool = False
     """Whether the tests before the first plan have begun."""
     num_settled: int = 0
-    """Rises when something begins or ends that the first plan waits for."""
+    """Rises when something begins or ends that the first plan waits for, and the status shows."""
 
     def note(self, uid: str, said: PairState | None) -> bool:
         """Take what a pod says; None: it is gone. Return whether it takes tests no more, and has been in none."""

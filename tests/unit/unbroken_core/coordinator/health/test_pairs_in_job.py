@@ -312,6 +312,15 @@ def test_a_spare_that_joins_and_fails_with_proven_ones_is_named_and_replaced() -
     assert [pod.pod for pod in bench.status().pods if pod.unfit] == ["p6"]
 
 
+def test_a_spare_that_has_passed_before_is_not_named_for_two_that_join() -> None:
+    bench = PairsBench(replace(TESTS, replicas=3, spares=3), links=[{"p3", "p6"}, {"p3", "p7"}])
+    run(bench, *FIVE[:4])
+    bench.fly(bench.join("p6"))
+    bench.fly(bench.join("p7"))
+    assert Verdict.FATAL not in bench.found().values()
+    assert [pod.pod for pod in bench.status().pods if pod.unfit] == []
+
+
 def test_a_spare_with_one_partner_is_named_by_nobody() -> None:
     bench = PairsBench(replace(TESTS, replicas=2, spares=1), bad={"p6"})
     run(bench, "p0", "p1", "p2")
