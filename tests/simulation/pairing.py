@@ -29,7 +29,7 @@ class Pairing:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.is_on = world.settings.tests_pairs
+        self.is_on = world.settings.preflight_pairs
         self.random = random.Random(f"pairs of {world.schedule.seed}")
         self.bad: set[str] = set()
         """Uids of pods that fail with everybody."""

@@ -17,7 +17,7 @@ def seeds_with_pairs(num: int) -> list[int]:
     found: list[int] = []
     seed = _FIRST
     while len(found) < num:
-        if make_schedule(seed).settings.tests_pairs:
+        if make_schedule(seed).settings.preflight_pairs:
             found.append(seed)
         seed += 1
     return found
@@ -35,4 +35,4 @@ def test_nobody_sound_is_named_and_nobody_waits_for_ever(part: int) -> None:
 
 
 def test_schedules_that_are_kept_have_none() -> None:
-    assert not any(make_schedule(seed).settings.tests_pairs for seed in range(1_000_000, 1_000_300))
+    assert not any(make_schedule(seed).settings.preflight_pairs for seed in range(1_000_000, 1_000_300))

@@ -145,8 +145,8 @@ def _wait_for_pairs(job: JobState, phase: Forming, startup_end_s: float, now_s: 
     with what is known.
     """
     settings = job.settings
-    if not settings.tests_pairs:
-        return None
+    if not settings.preflight_pairs or phase.outage is not None:
+        return None  # A job that ran before is not held up.
     if phase.pairs_until_s is None:
         until_s = min(now_s + settings.preflight_s, startup_end_s)
         return Learn(replace(phase, pairs_until_s=until_s)) if until_s > now_s else None

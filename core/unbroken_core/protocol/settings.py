@@ -156,11 +156,6 @@ class JobSettings:
         return self.ranks_per_pod if self.min_ranks_per_pod is None else self.min_ranks_per_pod
 
     @property
-    def tests_pairs(self) -> bool:
-        """Whether pods without ranks test with each other."""
-        return self.preflight_pairs and self.preflight is not HealthMode.OFF
-
-    @property
     def window_s(self) -> float:
         """How long a worker measures before it tells how busy it was: a pod tells its last window in a heartbeat."""
         return max(self.straggler_window_s, self.timeouts.heartbeat_s / 2)
@@ -429,6 +424,14 @@ PREFLIGHT_RULES: tuple[Rule[JobSettings], ...] = (
         "!has(self.health) || !has(self.health.preflight) || self.health.preflight.mode == 'Off' || "
         "!has(self.timeouts) || self.health.preflight.timeoutSeconds < self.timeouts.startupSeconds",
         "health.preflight.timeoutSeconds must be less than timeouts.startupSeconds",
+    ),
+    Rule(
+        "health.preflight.pairs",
+        lambda job: not job.preflight_pairs or job.preflight is not HealthMode.OFF,
+        lambda job: f"want health.preflight.mode Observe or Act for tests of pairs, got {job.preflight.value}",
+        "!has(self.health) || !has(self.health.preflight) || !self.health.preflight.pairs || "
+        "self.health.preflight.mode != 'Off'",
+        "health.preflight.pairs needs health.preflight.mode Observe or Act",
     ),
 )
 TIMEOUT_RULES: tuple[Rule[Timeouts], ...] = (

@@ -76,7 +76,7 @@ class PodPreflight:
         if self._config.preflight_devices is not None:
             command += ["--devices", str(self._config.preflight_devices)]
         if self._config.preflight_pairs:
-            command += ["--pairs", self._config.pod_ip]
+            command += ["--pairs", self._config.pod_ip, "--backend", self._config.preflight_pairs]
         try:
             process = subprocess.Popen(
                 command,

@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, required=True, metavar="SECONDS", help="for all checks together")
     parser.add_argument("--devices", type=int, metavar="N", help="GPUs that the pod should have")
     parser.add_argument("--pairs", metavar="ADDRESS", help="test with other pods after that, which reach this one here")
+    parser.add_argument("--backend", choices=("auto", "gloo"), default="auto", help="NCCL where both pods have GPUs")
     options = parser.parse_args(arguments)
     until_s = time.monotonic() + options.limit
     descriptor = _take_output()
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.pairs:
         from unbroken.preflight.pairs_in_pod import take_orders  # noqa: PLC0415 - as above
 
-        take_orders(0, options.pairs, gpus, functools.partial(_say, descriptor))
+        take_orders(0, options.pairs, gpus if options.backend == "auto" else 0, functools.partial(_say, descriptor))
     return 0
 
 

@@ -38,7 +38,7 @@ _MOST_MESSAGE = 300
 
 def receive_pairs(job: JobState, member: Member, said: PairState | None, now_s: float) -> None:
     """Note what a pod says of its tests; None: nothing new."""
-    if said is None or not job.settings.tests_pairs:
+    if said is None or not job.settings.preflight_pairs:
         return
     if job.pairs.note(member.uid, said):
         _note_unknown(job, member.uid, "it got ranks, or its test process ended, before any test", now_s)
@@ -47,7 +47,7 @@ def receive_pairs(job: JobState, member: Member, said: PairState | None, now_s: 
 def settle_pairs(job: JobState, now_s: float) -> float:
     """Begin a flight, order its next round, or end it. Return when to look again."""
     table = job.pairs
-    if not job.settings.tests_pairs:
+    if not job.settings.preflight_pairs:
         return math.inf
     until_s = _until_s(job, now_s)
     while True:
@@ -71,7 +71,7 @@ def settle_pairs(job: JobState, now_s: float) -> float:
 
 def forget_pairs(job: JobState, member: Member, now_s: float) -> None:
     """Forget what is known of the tests of a pod that is gone, and of its links."""
-    if not job.settings.tests_pairs:
+    if not job.settings.preflight_pairs:
         return
     job.pairs.note(member.uid, None)
     _note(job, member.uid, (), now_s)
@@ -188,9 +188,7 @@ def _finding(flight: Flight, verdict: HostVerdict) -> Finding:
     if verdict.named is Named.BAD and verdict.why is Why.PROVEN_PARTNERS:
         last = next((flight.reasons[pair] for pair in reversed(failed) if flight.reasons.get(pair)), "")
         text = f"failed {counted(len(failed), 'test')} with {partners}, who pass with others"
-        return Finding(
-            PAIRS, "", Verdict.FATAL, "pairs", message=(text + (f" ({last})" if last else ""))[:_MOST_MESSAGE]
-        )
+        return Finding(PAIRS, "", Verdict.FATAL, message=(text + (f" ({last})" if last else ""))[:_MOST_MESSAGE])
     alone = "there was no other pod without ranks to test with, or no time"
     text = {
         Why.OWN_CHECKS: alone if verdict.named is Named.OK else "its own checks have failed: nobody tests with it",
@@ -211,7 +209,7 @@ def _links_of(flight: Flight, diagnosis: Diagnosis, host: int) -> tuple[Finding,
         other = next(each for each in link.pair if each != host)
         why = flight.reasons.get(link.pair, "")
         text = f"failed {counted(link.num_failed, 'test')} with each other" + (f" ({why})" if why else "")
-        found.append(Finding(PAIRS, flight.names[other][:128], Verdict.SUSPECT, "link", message=text[:_MOST_MESSAGE]))
+        found.append(Finding(PAIRS, flight.names[other][:128], Verdict.SUSPECT, message=text[:_MOST_MESSAGE]))
     return tuple(found)
 
 

@@ -10,14 +10,17 @@ _PORT = b'{"type":"PairState","port":9,"host":"","gpus":0,"term":0,"number":0,"h
 
 
 def _corrupt() -> None:
-    """Change what is sent, as a broken adapter does."""
+    """Change what is sent to other pods, as a broken adapter does."""
     import torch.distributed as dist
+
+    from unbroken.preflight.pair_trial import CPU_BYTES
 
     sound = dist.all_gather
 
     def broken(parts: list[object], mine: object) -> object:
         changed = mine.clone()  # type: ignore[attr-defined] # a tensor
-        changed[17] += 1
+        # A pod's own collective, which no adapter carries, has less.
+        changed[17] += int(4 * changed.numel() == CPU_BYTES)
         return sound(parts, changed)
 
     vars(dist)["all_gather"] = broken

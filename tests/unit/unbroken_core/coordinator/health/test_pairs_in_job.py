@@ -12,6 +12,7 @@ from unbroken_core.coordinator.events import Action, AgentDisconnected, AgentRep
 from unbroken_core.coordinator.health.pairs import GRACE_S, MOST_PARTNERS, PAIR_S
 from unbroken_core.protocol.messages import Halt, Hello, PairOrder, PairState, Plan, Report
 from unbroken_core.protocol.settings import HealthMode, JobSettings
+from unbroken_core.vocabulary.errors import InputError
 from unbroken_core.vocabulary.findings import MATMUL, PAIRS, PREFLIGHT, Finding, Health, Verdict
 from unbroken_core.vocabulary.reasons import JobPhase, Reason
 
@@ -202,15 +203,15 @@ def test_a_pod_of_the_release_before_is_given_no_order_and_is_unknown() -> None:
     assert bench.unchecked() == 1
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [replace(TESTS, preflight_pairs=False), replace(TESTS, preflight=HealthMode.OFF)],
-    ids=["without pairs", "without a preflight"],
-)
-def test_without_the_setting_nobody_is_asked(settings: JobSettings) -> None:
-    bench = PairsBench(settings)
+def test_without_the_setting_nobody_is_asked() -> None:
+    bench = PairsBench(replace(TESTS, preflight_pairs=False))
     assert bench.form(*FIVE)["p0"] == [0]
     assert bench.orders == []
+
+
+def test_tests_of_pairs_need_a_preflight() -> None:
+    with pytest.raises(InputError, match=r"health\.preflight\.pairs: want health\.preflight\.mode Observe or Act"):
+        replace(TESTS, preflight=HealthMode.OFF)
 
 
 def test_the_first_plan_waits_no_longer_than_the_preflight_may_take() -> None:
