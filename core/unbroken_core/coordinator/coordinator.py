@@ -31,6 +31,7 @@ from unbroken_core.coordinator.events import (
     Observed,
     Tick,
 )
+from unbroken_core.coordinator.health.pairs import settle_pairs
 from unbroken_core.coordinator.health.settling import is_settled, settle_health
 from unbroken_core.coordinator.receiving import join, lose_connection, observe, receive
 from unbroken_core.coordinator.resolver import resolve
@@ -122,12 +123,15 @@ class Coordinator:
             case _:
                 assert_never(event)
         for _turn in range(_MAX_TURNS):
+            pairs = job.pairs.num_settled, job.pairs.is_open
             look_again_s = settle_health(job, now_s)
             until_s = resolve(job, now_s)
-            # Whom one phase lets nobody blame, the next one may; and who was blamed may be lost.
-            if is_settled(job, now_s):
+            pairs_s = settle_pairs(job, now_s)
+            # Whom one phase lets nobody blame, the next one may; who was blamed may be lost; the first plan may wait for
+            # tests of pods with each other, or no longer.
+            if pairs == (job.pairs.num_settled, job.pairs.is_open) and is_settled(job, now_s):
                 break
-        self._deadline_s = min(until_s, settle_copies(job, now_s), look_again_s)
+        self._deadline_s = min(until_s, settle_copies(job, now_s), look_again_s, pairs_s)
         note_time(job, now_s)
         if job.version != version:
             self._revision += 1

@@ -23,6 +23,7 @@ from unbroken_core.coordinator.memory.table import Checkpoints
 from unbroken_core.coordinator.state.health_table import HealthTable
 from unbroken_core.coordinator.state.members import ActiveWorld, Members
 from unbroken_core.coordinator.state.pace_table import PaceTable
+from unbroken_core.coordinator.state.pair_table import PairTable
 from unbroken_core.coordinator.state.phases import AnyPhase, Forming
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.coordinator.state.pod_clock import PodClock
@@ -154,6 +155,8 @@ class JobState:
         self.report = StatusText(Reason.WAITING_FOR_PODS, "waits for the first pod")
         self.health = HealthTable()
         """What the pods' watches have found."""
+        self.pairs = PairTable()
+        """Which pods test with which others."""
         self.paces = PaceTable()
         """How busy the workers are."""
         self.budgets = Budgets(settings.rungs)
