@@ -7,7 +7,6 @@ The slot with the checkpoint that was sealed or restored last is never written.
 
 import ctypes
 import fcntl
-import logging
 import mmap
 import os
 import random
@@ -31,8 +30,6 @@ from unbroken_core.pod.memory_slots import (
     pack_head,
     read_head,
 )
-
-logger = logging.getLogger(__name__)
 
 _POPULATE_WRITE = 23
 _POPULATE_BYTES = 64 << 20
@@ -157,14 +154,13 @@ class Slot:
         self._write_head(replace(head, state=SlotState.FREE))
 
     def close(self) -> None:
-        """Unmap, unless somebody still has a tensor in it."""
+        """Let go of the mapping, which ends with the last tensor in it.
+
+        Not closed: torch does not keep it from being unmapped, and a thread that compares may still read it.
+        """
         self._views = (b"", ())
-        del self.bytes
+        del self.bytes, self._map
         os.close(self._descriptor)
-        try:
-            self._map.close()
-        except BufferError:
-            logger.debug("slot stays mapped until its tensors are dropped: %s", self.path)
 
     def _write_head(self, head: Head) -> None:
         packed = pack_head(head)
