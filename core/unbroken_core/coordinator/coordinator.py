@@ -127,8 +127,8 @@ class Coordinator:
             look_again_s = settle_health(job, now_s)
             until_s = resolve(job, now_s)
             pairs_s = settle_pairs(job, now_s)
-            # Whom one phase lets nobody blame, the next one may; who was blamed may be lost; the first plan may wait for
-            # tests of pods with each other, or no longer.
+            # Whom one phase lets nobody blame, the next one may; who was blamed may be lost; and the first plan may
+            # wait for tests of pods with each other, or no longer.
             if pairs == (job.pairs.num_settled, job.pairs.is_open) and is_settled(job, now_s):
                 break
         self._deadline_s = min(until_s, settle_copies(job, now_s), look_again_s, pairs_s)
