@@ -151,8 +151,8 @@ def _wait_for_pairs(job: JobState, phase: Forming, startup_end_s: float, now_s: 
         until_s = min(now_s + settings.preflight_s, startup_end_s)
         return Learn(replace(phase, pairs_until_s=until_s)) if until_s > now_s else None
     flight = job.pairs.flight
-    if now_s >= phase.pairs_until_s or (flight is None and job.pairs.is_open):
-        return None
+    if flight is None and (now_s >= phase.pairs_until_s or job.pairs.is_open):
+        return None  # One whose time is over ends first, in this step, so that what it has found counts.
     number = 0 if flight is None else flight.round
     text = f"round {number} of tests of pods with each other, {settings.preflight_s:.0f} s for all rounds at most"
     return Wait(phase.pairs_until_s, StatusText(Reason.WAITING_FOR_WORKERS, f"{_count_text(job)}; {text}"), phase)

@@ -164,11 +164,17 @@ def _is_condemned(score: _Score, proven: Collection[int], num_tested: int) -> bo
     return is_alone or 2 * len(proven) > num_tested
 
 
-def has_settled(host: int, weighed: Weighed, trials: Iterable[Trial]) -> bool:
-    """Return whether a suspect has failed often enough with proven hosts, so that more trials would say no more."""
-    own = [trial for trial in trials if trial.is_conclusive and not trial.has_passed and host in trial.pair]
-    failed = [trial for trial in own if not weighed.proven.isdisjoint(trial.pair)]
-    return len(failed) >= FAILURES and len({trial.pair for trial in failed}) > 1
+def settled_hosts(weighed: Weighed, trials: Iterable[Trial]) -> frozenset[int]:
+    """Return the suspects that have failed often enough with proven hosts, so that more trials would say no more."""
+    failed: dict[int, Counter[int]] = {}
+    for trial in trials:
+        if trial.is_conclusive and not trial.has_passed:
+            for host, partner in (trial.pair, reversed(trial.pair)):
+                if host in weighed.suspects and partner in weighed.proven:
+                    failed.setdefault(host, Counter())[partner] += 1
+    return frozenset(
+        host for host, partners in failed.items() if len(partners) > 1 and sum(partners.values()) >= FAILURES
+    )
 
 
 def failed_pairs(weighed: Weighed, trials: Iterable[Trial], is_among: Collection[int]) -> dict[Pair, int]:

@@ -13,7 +13,7 @@ are missing. Who is bad, by its own checks or by its pairs, and who does not ans
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from unbroken_core.preflight.judging import FAILURES, Weighed, failed_pairs, has_settled, silent_hosts, weigh
+from unbroken_core.preflight.judging import FAILURES, Weighed, failed_pairs, settled_hosts, silent_hosts, weigh
 from unbroken_core.preflight.trials import HostState, Pair, Round, Trial, pair_of
 
 MAX_RETRY_ROUNDS = 8
@@ -88,8 +88,9 @@ def _add_untried(draft: _Draft, tried: set[Pair]) -> None:
 
 def _add_retries(draft: _Draft, weighed: Weighed, trials: Sequence[Trial]) -> None:
     counts = Counter(trial.pair for trial in trials)
-    for host in sorted(weighed.suspects):
-        if host not in draft.free or has_settled(host, weighed, trials):
+    settled = settled_hosts(weighed, trials)
+    for host in sorted(weighed.suspects - settled if weighed.proven else ()):
+        if host not in draft.free:
             continue
         # Whom it has tested with least, and of these the nearest one: fewer links are between them.
         partners = [each for each in draft.free if each in weighed.proven]
@@ -97,6 +98,6 @@ def _add_retries(draft: _Draft, weighed: Weighed, trials: Sequence[Trial]) -> No
             draft.add(host, min(partners, key=lambda each: (counts[pair_of(host, each)], host ^ each)))
     if not weighed.proven:
         _add_untried(draft, set(counts))
-    for pair, count in failed_pairs(weighed, trials, weighed.proven or list(draft.free)).items():
+    for pair, count in failed_pairs(weighed, trials, weighed.proven or frozenset(draft.free)).items():
         if count < FAILURES and draft.are_free(pair):
             draft.add(*pair)

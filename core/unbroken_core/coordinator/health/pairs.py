@@ -10,6 +10,7 @@ No pod with ranks ever is. What was not tested is unknown. Who tests with whom, 
 import itertools
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.pair_table import Flight
@@ -17,7 +18,7 @@ from unbroken_core.coordinator.state.phases import Forming, Running
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.preflight.judging import Diagnosis, HostVerdict, Named, Why, judge
 from unbroken_core.preflight.pairing import next_round
-from unbroken_core.preflight.trials import HostState, Pair, Trial
+from unbroken_core.preflight.trials import HostState, Pair, Trial, pair_of
 from unbroken_core.protocol.messages import PairOrder, PairState
 from unbroken_core.protocol.settings import HealthMode
 from unbroken_core.recovery.health import preflight_strike_of
@@ -34,6 +35,15 @@ MOST_PARTNERS = 3
 MOST_LINKS = 4
 """Links of one pod that are told."""
 _MOST_MESSAGE = 300
+
+
+@dataclass
+class _Tests:
+    """How those of one pod in a flight have gone."""
+
+    num_passed: int = 0
+    failed: list[int] = field(default_factory=list)
+    """With whom, one entry a test, the last one last."""
 
 
 def receive_pairs(job: JobState, member: Member, said: PairState | None, now_s: float) -> None:
@@ -164,6 +174,7 @@ def _end(job: JobState, flight: Flight, now_s: float) -> None:
     table = job.pairs
     table.end()
     diagnosis = judge(flight.states, (*flight.seeds, *flight.trials))
+    tests, found_links = _tests_of(flight), _links_of(flight, diagnosis)
     for verdict in diagnosis.hosts:
         uid = flight.uids[verdict.host]
         if uid not in job.members.by_uid:
@@ -171,23 +182,22 @@ def _end(job: JobState, flight: Flight, now_s: float) -> None:
         # Who has passed with others before fails with few now: that may be the links, and few cannot tell.
         is_bad = verdict.named is Named.BAD and verdict.why is Why.PROVEN_PARTNERS and uid not in table.proven
         earlier = job.health.pairs.get(uid, ()) if uid not in flight.newcomers and not is_bad else ()
-        own = tuple(each for each in earlier if not each.entity) or (_finding(flight, verdict),)
-        links = (*_links_of(flight, diagnosis, verdict.host), *(each for each in earlier if each.entity))
+        own = tuple(each for each in earlier if not each.entity) or (_finding(flight, verdict, tests[verdict.host]),)
+        links = (*found_links.get(verdict.host, ()), *(each for each in earlier if each.entity))
         if is_bad or verdict.why is Why.PASSED:
             table.name(uid, is_bad=is_bad)
         _note(job, uid, (*own, *links[:MOST_LINKS]), now_s)
 
 
-def _finding(flight: Flight, verdict: HostVerdict) -> Finding:
+def _finding(flight: Flight, verdict: HostVerdict, tests: _Tests) -> Finding:
     """Return what is said of one pod."""
     if verdict.why is Why.PASSED:
-        passed = _pairs_of(flight, verdict.host, has_passed=True)
-        return Finding(PAIRS, "", Verdict.OK, message=f"passed {counted(len(passed), 'test')} with other pods")
-    failed = _pairs_of(flight, verdict.host, has_passed=False)
-    partners = _names(flight, (host for pair in dict.fromkeys(failed) for host in pair if host != verdict.host))
+        return Finding(PAIRS, "", Verdict.OK, message=f"passed {counted(tests.num_passed, 'test')} with other pods")
+    partners = _names(flight, dict.fromkeys(tests.failed))
     if verdict.named is Named.BAD and verdict.why is Why.PROVEN_PARTNERS:
-        last = next((flight.reasons[pair] for pair in reversed(failed) if flight.reasons.get(pair)), "")
-        text = f"failed {counted(len(failed), 'test')} with {partners}, who pass with others"
+        reasons = (flight.reasons.get(pair_of(verdict.host, partner), "") for partner in reversed(tests.failed))
+        last = next(filter(None, reasons), "")
+        text = f"failed {counted(len(tests.failed), 'test')} with {partners}, who pass with others"
         return Finding(PAIRS, "", Verdict.FATAL, message=(text + (f" ({last})" if last else ""))[:_MOST_MESSAGE])
     alone = "there was no other pod without ranks to test with, or no time"
     text = {
@@ -200,25 +210,28 @@ def _finding(flight: Flight, verdict: HostVerdict) -> Finding:
     return Finding(PAIRS, "", Verdict.UNKNOWN, message=text[:_MOST_MESSAGE])
 
 
-def _links_of(flight: Flight, diagnosis: Diagnosis, host: int) -> tuple[Finding, ...]:
-    """Return what is said of links of one pod; it is told of both ends, and speaks against neither."""
-    found = []
+def _links_of(flight: Flight, diagnosis: Diagnosis) -> dict[int, list[Finding]]:
+    """Return what is said of links, by pod; it is told of both ends, and speaks against neither."""
+    found: dict[int, list[Finding]] = {}
     for link in diagnosis.links:
-        if host not in link.pair:
-            continue
-        other = next(each for each in link.pair if each != host)
         why = flight.reasons.get(link.pair, "")
         text = f"failed {counted(link.num_failed, 'test')} with each other" + (f" ({why})" if why else "")
-        found.append(Finding(PAIRS, flight.names[other][:128], Verdict.SUSPECT, message=text[:_MOST_MESSAGE]))
-    return tuple(found)
+        for host, other in (link.pair, reversed(link.pair)):
+            finding = Finding(PAIRS, flight.names[other][:128], Verdict.SUSPECT, message=text[:_MOST_MESSAGE])
+            found.setdefault(host, []).append(finding)
+    return found
 
 
-def _pairs_of(flight: Flight, host: int, *, has_passed: bool) -> list[Pair]:
-    return [
-        trial.pair
-        for trial in flight.trials
-        if trial.is_conclusive and host in trial.pair and trial.has_passed is has_passed
-    ]
+def _tests_of(flight: Flight) -> list[_Tests]:
+    """Return how the tests of each pod have gone, where both have said so: one pass for all of thousands of pods."""
+    tests = [_Tests() for _uid in flight.uids]
+    for trial in flight.trials:
+        for host, partner in (trial.pair, reversed(trial.pair)):
+            if trial.is_conclusive and trial.has_passed:
+                tests[host].num_passed += 1
+            elif trial.is_conclusive:
+                tests[host].failed.append(partner)
+    return tests
 
 
 def _names(flight: Flight, hosts: Iterable[int]) -> str:

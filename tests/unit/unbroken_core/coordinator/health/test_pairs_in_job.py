@@ -1,6 +1,6 @@
 """Pods of a job that test with each other: before the first plan, and later those without ranks. Pure."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from tests.unit.unbroken_core.coordinator.test_coordinator import RUNNING, SETTI
 
 from unbroken_core.coordinator.events import Action, AgentDisconnected, AgentReported, Send
 from unbroken_core.coordinator.health.pairs import GRACE_S, MOST_PARTNERS, PAIR_S
+from unbroken_core.preflight.trials import Trial
 from unbroken_core.protocol.messages import Halt, Hello, PairOrder, PairState, Plan, Report
 from unbroken_core.protocol.settings import HealthMode, JobSettings
 from unbroken_core.vocabulary.errors import InputError
@@ -72,23 +73,21 @@ class PairsBench(Bench):
         """Let pods do the tests that they are told to do, and time pass where one does not answer."""
         every = list(actions)
         while orders := sent(actions, PairOrder):
-            partners: dict[int, list[str]] = {}
-            for pod, order in orders.items():
-                partners.setdefault(order.number, []).append(pod)
-            actions = []
-            for pod, order in orders.items():
-                pair = partners[order.number]
-                assert len(pair) == 2
-                has_passed = not (self.silent | set(self.bad)).intersection(pair) and set(pair) not in self.links
-                if pod in self.silent:
-                    continue
-                answer = None if pod in self.unable else has_passed
-                state = replace(self.said[pod], term=order.term, number=order.number, has_passed=answer, why="no end")
-                actions += self.say(pod, state)
+            actions = [action for pod in orders if pod not in self.silent for action in self.answer(pod, orders)]
             if self.silent.intersection(orders):
                 actions += self.tick(PAIR_S + GRACE_S)
             every += actions
         return every
+
+    def answer(self, pod: str, orders: Mapping[str, PairOrder]) -> list[Action]:
+        """Let a pod say how the test went that it was told to do in this round."""
+        order = orders[pod]
+        pair = [other for other, each in orders.items() if each.number == order.number]
+        assert len(pair) == 2
+        has_passed = not (self.silent | set(self.bad)).intersection(pair) and set(pair) not in self.links
+        answer = None if pod in self.unable else has_passed
+        state = replace(self.said[pod], term=order.term, number=order.number, has_passed=answer, why="no end")
+        return self.say(pod, state)
 
     def form(self, *pods: str) -> dict[str, list[int | None]]:
         """Let pods come, and test; return who gets which rank."""
@@ -224,6 +223,41 @@ def test_the_first_plan_waits_no_longer_than_the_preflight_may_take() -> None:
     assert not sent(bench.tick(11.0), Plan)
     assert set(sent(bench.tick(1.0), Plan)) == set(FIVE)
     assert bench.found() == {}
+
+
+def test_what_is_known_when_the_time_is_over_counts_in_the_first_plan() -> None:
+    """Each round takes long, and a link is still tried again: p1 has failed often enough by then."""
+    bench = PairsBench(replace(TESTS, replicas=5, preflight_s=80.0), bad={"p1"}, links=[{"p0", "p2"}])
+    actions = [action for pod in SIX for action in bench.join(pod)]
+    for _round in range(5):
+        orders = sent(actions, PairOrder)
+        bench.tick(15.0)
+        actions = [action for pod in orders for action in bench.answer(pod, orders)]
+    assert set(sent(actions, PairOrder)) == {"p0", "p2"}
+    assert bench.plan(bench.tick(15.0))["p1"] == SPARE
+    assert bench.found() == {("p1", ""): Verdict.FATAL}
+
+
+class CountedTrials(list[Trial]):
+    """Trials that count how often all of them are gone through."""
+
+    num_passes = 0
+
+    def __iter__(self) -> Iterator[Trial]:
+        self.num_passes += 1
+        return super().__iter__()
+
+
+def test_the_end_of_a_flight_goes_through_its_tests_as_often_for_many_pods_as_for_few() -> None:
+    """Before, once for each pod: 13 s of a rendezvous with 4,000 of them."""
+    bench = PairsBench(replace(TESTS, replicas=40, spares=0), bad={"p1"}, links=[{"p2", "p3"}])
+    actions = [action for number in range(40) for action in bench.join(f"p{number}")]
+    flight = bench.coordinator._job.pairs.flight
+    assert flight is not None
+    flight.trials = trials = CountedTrials(flight.trials)
+    assert sent(bench.fly(actions), Plan)["p0"]
+    assert set(bench.found().values()) == {Verdict.FATAL, Verdict.SUSPECT}
+    assert trials.num_passes <= flight.round + 3
 
 
 def test_it_waits_no_longer_than_the_startup_timeout() -> None:
