@@ -94,7 +94,9 @@ def _note_who_came_and_left(job: JobState, lone: Iterable[str], before: ActiveWo
         job.set_aside = known | dict.fromkeys(left, incident.culprit.text)
     if before.iteration >= 0 and job.world.size > before.size > 0:
         came = frozenset(uid for uid, member in members.by_uid.items() if member.ranks and uid not in active)
-        job.growth = Growth(before.size, came)
+        # Where it has grown twice since it got on, it can do without all that have come in.
+        earlier = job.growth or Growth(before.size, frozenset())
+        job.growth = Growth(min(before.size, earlier.size_before), came | earlier.pods)
 
 
 def note_seats(job: JobState) -> dict[int, str]:

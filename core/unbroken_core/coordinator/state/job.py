@@ -132,7 +132,7 @@ class Inherited(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """The last plan with more ranks than the one before, until the job gets on with it."""
+    """The plans with more ranks than the one before since the job has last got on."""
 
     size_before: int
     pods: frozenset[str]

@@ -259,3 +259,28 @@ def test_all_that_came_in_may_be_left_out_together() -> None:
             bench.worker(pod, 0, STOPPING, Fault(Cause.EXCEPTION, iteration, "no GPU"), iteration=iteration)
         bench.all_are(READY, iteration, "p0", "p3", "p4")
     assert [pod.pod for pod in bench.status().pods if pod.ranks] == ["p0"]
+
+
+def test_who_came_in_leaves_again_though_another_pod_has_come_in_since() -> None:
+    """The job has not got on since it was smaller."""
+    settings = replace(GROWING, replicas=3, min_replicas=1)
+    bench = Bench(settings)
+    bench.run("p0", "p1", "p2")
+    for pod in ("p1", "p2"):
+        bench.step(AgentDisconnected(bench.sessions.pop(pod)))
+    bench.tick(settings.timeouts.reconnect_s)
+    bench.all_are(READY, 0, "p0")
+    bench.all_are(RUNNING, 1, "p0")
+    bench.join("p3")
+    bench.tick(10.0)
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    bench.all_are(READY, 1, "p0")
+    bench.tick(settings.timeouts.last_call_s)
+    assert [pod.pod for pod in bench.status().pods if pod.ranks] == ["p0", "p3"]
+    bench.join("p4")
+    bench.tick(10.0)
+    for _turn in range(3):
+        iteration = bench.status().iteration
+        bench.worker("p3", 0, STOPPING, Fault(Cause.EXCEPTION, iteration, "no GPU"), iteration=iteration)
+        bench.all_are(READY, iteration, *(pod.pod for pod in bench.status().pods if pod.ranks))
+    assert [pod.pod for pod in bench.status().pods if pod.ranks] == ["p0", "p4"]
