@@ -34,6 +34,8 @@ class Result:
     """Orders to pods to test with another one."""
     num_pairs_named: int = 0
     """Pods that were named by such tests."""
+    num_left_out: int = 0
+    """Plans that leave out a pod that fails each time."""
 
 
 def run_seed(seed: int) -> Result:
@@ -58,5 +60,5 @@ def _result(world: World, seed: int, outcome: str, failure: str) -> Result:
     ledger = world.ledger
     counts: tuple[int, ...] = (world.num_faults, ledger.num_recoveries, ledger.num_common, ledger.num_growths)
     counts += (ledger.num_named, ledger.num_unnamed, world.memory.num_restored, world.memory.num_chosen_again)
-    counts += (world.pairing.num_orders, world.pairing.num_named)
+    counts += (world.pairing.num_orders, world.pairing.num_named, world.failing.num_left_out)
     return Result(seed, outcome, failure, world.story, *counts)

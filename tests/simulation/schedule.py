@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
+FAILING_PODS = 4_000_000
+"""From this seed on one pod of each job fails each time that it trains. Earlier ones tell what they told before."""
+
+
 @dataclass(frozen=True)
 class FaultPlan:
     """One fault at one moment; it looks for its victim when it strikes."""
@@ -131,6 +135,8 @@ def make_schedule(seed: int) -> Schedule:
         settings = _pairing(_watching(settings, watched), seed)
         faults += [_find(watched, watched.uniform(5.0, 90.0)) for _number in range(watched.randint(1, 4))]
         work_s = max(work_s, watched.choice([0.0, 400.0]))
+    if seed >= FAILING_PODS:
+        faults.append(_failing_pod(random.Random(f"failing {seed}")))
     return Schedule(
         seed=seed,
         settings=settings,
@@ -321,6 +327,17 @@ def _find(rng: random.Random, at_s: float) -> FaultPlan:
                 world.after(delay_s, partial(find, one, finding, lasts_s), "")
 
     return FaultPlan(at_s, f"** finds: {kind}", strike, is_planned=True)
+
+
+def _failing_pod(rng: random.Random) -> FaultPlan:
+    pick, at_s = rng.random(), rng.uniform(2.0, 30.0)
+
+    def strike(world: World) -> None:
+        pod = _pod(world, pick, wants_active=True)
+        if pod is not None:
+            world.failing.begin(pod)
+
+    return FaultPlan(at_s, "** a pod fails each time from now on", strike)
 
 
 def _spoil(rng: random.Random, at_s: float) -> FaultPlan:

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 from tests.simulation.runner import run_seed
-from tests.simulation.schedule import make_schedule
+from tests.simulation.schedule import FAILING_PODS, make_schedule
 
 from unbroken_core.coordinator import planning, receiving
 from unbroken_core.coordinator.health import settling
 from unbroken_core.coordinator.memory import choosing, holders
 from unbroken_core.coordinator.memory.choosing import Choice
 from unbroken_core.coordinator.memory.table import Checkpoints
+from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import Running
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.recovery.account import Account
@@ -244,3 +245,12 @@ def test_a_broken_view_of_copies_is_found(
     found = next((result for result in map(run_seed, seeds) if result.failure), None)
     assert found is not None
     assert "was protected" in found.failure or "was called protected" in found.failure, found.failure
+
+
+@pytest.mark.timeout(400)
+def test_a_pod_that_keeps_the_ranks_with_which_it_fails_each_time_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JobState, "failing_alone", lambda job: frozenset())
+    seeds = range(FAILING_PODS, FAILING_PODS + MOST_SCHEDULES)
+    found = next((result for result in map(run_seed, seeds) if result.failure), None)
+    assert found is not None
+    assert "have no rank" in found.failure

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 from tests.simulation.runner import run_seed
-from tests.simulation.schedule import make_schedule
+from tests.simulation.schedule import FAILING_PODS, make_schedule
 
 USUAL_SCHEDULES = 1600
 LEAST_FAULTS = 12_000
@@ -80,6 +80,13 @@ def check(seeds: Iterable[int]) -> None:
 @pytest.mark.parametrize("seed", MEMORY_SEEDS)
 def test_what_is_known_of_checkpoints_in_memory_decides(seed: int) -> None:
     assert run_seed(seed).failure == ""
+
+
+@pytest.mark.parametrize("first", range(FAILING_PODS, FAILING_PODS + 200, SEEDS_PER_TEST))
+def test_a_pod_that_fails_each_time_loses_its_ranks_to_others_amid_all_other_faults(first: int) -> None:
+    check(range(first, first + SEEDS_PER_TEST))
+    # Else it would show nothing.
+    assert sum(run_seed(seed).num_left_out for seed in range(first, first + SEEDS_PER_TEST // 2)) > 0
 
 
 def test_the_usual_schedules_hold_as_many_faults_as_they_should() -> None:

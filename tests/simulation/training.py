@@ -8,9 +8,12 @@ looks: where the workers are then follows from the time.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from unbroken_core.protocol.messages import NO_STEP, Halt, Halted
+from unbroken_core.coordinator.state.job import MAX_ALONE
+from unbroken_core.protocol.messages import NO_STEP, Halt, Halted, Plan
+from unbroken_core.protocol.settings import DEFAULT_RUNGS, HealthMode
 from unbroken_core.vocabulary.reasons import WorkerPhase
 
 if TYPE_CHECKING:
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 RETRY_S = 0.2
+MOST_RAISES = 8
+"""Of a pod that fails each time; more would end the job for want of progress, where nobody can take its ranks."""
 
 
 class Training:
@@ -159,3 +164,63 @@ class Training:
         if worker.order is order and worker.is_held and self._is_in(pod, worker, order.iteration):
             worker.is_held = False
             self._say(pod, worker, is_held=False)
+
+
+class FailingPodError(AssertionError):
+    """A pod that alone fails each time keeps its ranks, though others could take them."""
+
+
+class FailingPod:
+    """A pod on which the training function raises each time, before its first step."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.random = random.Random(f"failing pod {world.schedule.seed}")
+        self.uid = ""
+        """Of that pod; "": there is none."""
+        self.num_raised = 0
+        self._in_a_row = 0
+        """Of these, with no other fault between them."""
+        self._raised_s = 0.0
+        self.num_left_out = 0
+        """Plans that give its ranks to others, once it has failed so often that they should."""
+
+    def begin(self, pod: Pod) -> None:
+        """From now on it raises."""
+        self.uid = pod.uid
+        for worker in pod.workers:
+            self.entered(pod, worker)
+
+    def entered(self, pod: Pod, worker: Worker) -> None:
+        """A worker enters the training function."""
+        if pod.uid == self.uid and worker.local_rank == 0 and self.num_raised < MOST_RAISES:
+            iteration, delay_s = worker.iteration, self.random.choice([0.0, 0.001, 0.02])
+            self.world.after(delay_s, lambda: self._raise(pod, worker, iteration), "")
+
+    def check_cut(self, plan_of: Mapping[str, Plan]) -> None:
+        """Look whether a new plan, by uid, leaves it out."""
+        plan = plan_of.get(self.uid)
+        if plan is None or self._in_a_row < MAX_ALONE:
+            return
+        if all(part.rank is None for part in plan.ranks):
+            self.num_left_out += 1
+            return
+        coordinator, settings = self.world.coordinator, self.world.settings
+        assert coordinator is not None
+        members, pods = coordinator._job.members, self.world.pods
+        unused = [uid for uid in members.ready if uid in plan_of and uid not in members.active]
+        is_free = settings.rungs == DEFAULT_RUNGS and not settings.layers and self.world.schedule.policy is None
+        is_free = is_free and settings.max_faults_per_rank is None and settings.health is not HealthMode.ACT
+        sound = [uid for uid in unused if pods[uid].is_alive and uid not in self.world.guilty_pods]
+        if is_free and sound and self.world.disturbed_s <= self._raised_s:
+            raise FailingPodError(
+                f"{pods[self.uid].name} failed {self._in_a_row} times alone, and {sound} have no rank"
+            )
+
+    def _raise(self, pod: Pod, worker: Worker, iteration: int) -> None:
+        if worker.iteration == iteration and pod.is_alive and worker.phase is WorkerPhase.RUNNING:
+            is_alone = self.world.disturbed_s <= self._raised_s
+            self.num_raised, self._raised_s = self.num_raised + 1, self.world.now_s
+            self._in_a_row = self._in_a_row + 1 if is_alone else 1
+            self.world.note_guilt(pod, worker, "raises as each time")
+            pod.raise_exception(worker, "RuntimeError: this pod cannot")

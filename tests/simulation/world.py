@@ -17,7 +17,7 @@ from tests.simulation.schedule import Ambush, FaultPlan, Schedule
 from tests.simulation.stalls import Stalls
 from tests.simulation.state_invariants import check_state
 from tests.simulation.steps import Steps
-from tests.simulation.training import Training
+from tests.simulation.training import FailingPod, Training
 from tests.simulation.watches import Watches
 
 from unbroken_core.coordinator.coordinator import Coordinator
@@ -111,6 +111,7 @@ class World:
         self._queue = random.Random(f"queue {schedule.seed}")
         self.ledger = Ledger(self)
         self.training = Training(self)
+        self.failing = FailingPod(self)
         self.memory = Memory(self)
         self.stalls = Stalls(self)
         self.steps = Steps(self)
@@ -272,6 +273,9 @@ class World:
         self.watches.check(actions)
         self.pairing.check(actions)
         plans = [(a.session, a.message) for a in actions if isinstance(a, Send) and isinstance(a.message, Plan)]
+        self.failing.check_cut(
+            {self.connections[session].pod.uid: plan for session, plan in plans if plan.iteration > newest}
+        )
         self.memory.check_cut(
             [(self.connections[session].pod, plan) for session, plan in plans if plan.iteration > newest], complete
         )
@@ -454,6 +458,7 @@ class World:
         entries = self.entries.setdefault(iteration, {})
         entries[rank] = (pod, worker)
         self.watches.entered(pod, worker)
+        self.failing.entered(pod, worker)
         self.world_sizes[iteration] = plan.world_size
         if len(entries) == plan.world_size:
             self.ledger.check_one_world(iteration)
