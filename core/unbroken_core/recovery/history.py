@@ -114,8 +114,8 @@ class Incident:
     """`num_plans` at the verdict."""
     _by_words: dict[tuple[str, ...], set[str]] = field(default_factory=dict, init=False)
     """Pods that have failed with these words, of faults that a script has."""
-    _ends: list[FaultRecord] = field(default_factory=list, init=False)
-    """What ended each plan of this recovery, all but the first one."""
+    _ended: list[FaultRecord] = field(default_factory=list, init=False)
+    """Of each plan that it took, the first one included, the strongest fault that ended it."""
 
     @property
     def culprit(self) -> FaultRecord:
@@ -167,6 +167,7 @@ class Incident:
             words = _words(fault)
             if words in self._by_words or len(self._by_words) < _MAX_MISTAKES:
                 self._by_words.setdefault(words, set()).add(fault.pod_uid)
+        self._note_end(fault)
         known = self.faults.get(key)
         if known is not None and known.cause.severity >= fault.cause.severity:
             return False
@@ -180,22 +181,31 @@ class Incident:
             self._culprit = fault
         return True
 
+    def _note_end(self, fault: FaultRecord) -> None:
+        if not self._ended:
+            self._ended.append(fault)
+        elif _weight(fault) > _weight(self._ended[-1]):
+            self._ended[-1] = fault
+
     def repeat(self, fault: FaultRecord) -> None:
-        """Note with what a plan of this recovery has ended before all ranks ran again."""
+        """Note with what a plan of this recovery has ended before all ranks ran again; `add` follows."""
         is_same = _words(fault) == self.words
         self._num_alike = self._num_alike + 1 if is_same else 0
         self._has_varied = self._has_varied or not is_same
-        self._ends.append(fault)
+        self._ended.append(fault)
 
     @property
     def num_tries(self) -> int:
         """Plans that it took so far, the one that was interrupted first included."""
-        return 1 + len(self._ends)
+        return max(len(self._ended), 1)
 
     @property
     def tries(self) -> tuple[frozenset[str], ...]:
         """Return for each of them which pods have failed; none where that says nothing of a pod."""
-        return tuple(map(self._who_failed, (self.culprit, *self._ends)))
+        if len(self._ended) < 2:
+            return (self._who_failed(self.culprit),)
+        # Who reports a hang first says nothing of who hangs.
+        return tuple(frozenset() if fault.is_hang else self._who_failed(fault) for fault in self._ended)
 
     def _who_failed(self, fault: FaultRecord) -> frozenset[str]:
         if fault.cause not in SCRIPT_CAUSES or not fault.pod_uid:
@@ -231,6 +241,7 @@ class Incident:
         if self.faults.get(key) is fault:
             self.faults[key] = named
             self._culprit = named if self._culprit is fault else self._culprit
+        self._ended = [named if each is fault else each for each in self._ended]
 
     def raise_rung(self, rung: Rung) -> None:
         """Note that this rung was needed."""

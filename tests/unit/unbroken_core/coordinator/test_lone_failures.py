@@ -71,6 +71,27 @@ def test_failures_on_the_way_in_count_as_well() -> None:
     assert bench.active == ["p1", "p2"]
 
 
+def test_what_ended_a_plan_is_not_forgotten_for_a_stronger_fault_of_a_later_one() -> None:
+    """All within one recovery: p0 has failed twice, p1 once."""
+    bench = FailingBench(SETTINGS, "p2")
+    bench.fail("p1")
+    bench.fail("p0", cause=Cause.PROCESS_EXIT)
+    bench.fail("p0", cause=Cause.PROCESS_EXIT)
+    assert bench.active == ["p0", "p1"]
+    bench.fail("p0", cause=Cause.PROCESS_EXIT)
+    assert bench.active == ["p1", "p2"]
+
+
+def test_who_only_says_first_that_another_one_failed_keeps_its_ranks() -> None:
+    """On the way in as well the strongest fault tells, not the first one."""
+    bench = FailingBench(SETTINGS, "p2")
+    for _plan in range(3):
+        iteration = bench.status().iteration
+        bench.worker("p1", 0, STOPPING, Fault(Cause.EXCEPTION, iteration, "connection closed by p0"))
+        bench.fail("p0", cause=Cause.PROCESS_EXIT)
+    assert bench.active == ["p1", "p2"]
+
+
 def test_who_was_set_aside_gets_ranks_again_where_nobody_else_is_left() -> None:
     bench = FailingBench(SETTINGS, "p2")
     bench.fail_often(3, "p0")
