@@ -76,6 +76,31 @@ def test_they_have_none_after_a_load_from_the_disk_either(pod: LivePod, tmp_path
     assert contents(fresh) == contents(state)
 
 
+@pytest.mark.parametrize("has_disk", [False, True])
+def test_parameters_that_were_unfrozen_later_have_their_state_again(
+    pod: LivePod, tmp_path: Path, has_disk: bool
+) -> None:
+    """They are frozen in a new process, as when the training began."""
+    states = make_state(), make_state()
+    for one in states:
+        one["model"][0].requires_grad_(False)
+    state, fresh = states
+    step_once(state, 1)
+    state["model"][0].requires_grad_(True)
+    step_once(state, 0, 1)
+    if has_disk:
+        pod.be_outside()
+        save(state, checkpoint_id=tmp_path / "step-2")
+    else:
+        pod.start()
+        assert isinstance(Checkpointer().save(state, 2), Saved)
+        pod.be(iteration=1)
+        pod.be_new_process()
+    assert Checkpointer(disk=tmp_path).load(fresh) == 2
+    assert contents(fresh) == contents(state)
+    assert not any(one.requires_grad or one.grad is not None for one in fresh["model"][0].parameters())
+
+
 def test_an_optimizer_is_as_new_when_nothing_could_be_restored(pod: LivePod) -> None:
     pod.start()
     state, checkpointer = make_state(), Checkpointer()

@@ -54,7 +54,8 @@ def _make(optimizer: Optimizer, numbers: Collection[str]) -> None:
         with torch.no_grad():
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
-                    if parameter.requires_grad and str(number) in numbers:
+                    # Also of one that is frozen in a new process, and was trained later.
+                    if str(number) in numbers:
                         parameter.grad = torch.zeros_like(parameter)
                     number += 1
                 if "lr" in group:
