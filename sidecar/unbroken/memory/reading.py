@@ -1,7 +1,7 @@
 """Reads one checkpoint out of slots: of the own shard where it suffices, else of all shards that this host has."""
 
 import io
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,12 @@ class Contents:
             return {}
         found = self._sources[0].paths.items()
         return {name: path for name, path in found if all(one.paths.get(name) == path for one in self._sources)}
+
+    def gone(self, mappings: Mapping[str, Sequence[Any]]) -> list[Sequence[Any]]:
+        """Return where a state has something that none of these shards has, in what was saved with its paths."""
+        roots = {path[0] for path in self.paths.values()}
+        known = self._objects.keys() | self._whole.keys()
+        return [path for name, path in mappings.items() if name not in known and path[0] in roots and len(path) > 1]
 
     def unclaimed(self, names: Collection[str]) -> list[str]:
         """Return what all shards have, and a state with these names has no place for."""

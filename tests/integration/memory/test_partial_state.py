@@ -135,6 +135,41 @@ def test_what_a_loop_has_filled_since_it_began_is_restored(pod: LivePod) -> None
     assert state["counts"] == {"a.b": {"c": 4}}
 
 
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        pytest.param({"a": 1, "b": 2}, {"b": 3}, id="a key less"),
+        pytest.param({"a": {"x": 1, "y": {"z": 2}}, "b": 2}, {"b": 3}, id="dictionaries less"),
+        pytest.param({"a": {"x": 1}, "b": 2}, {"a": {}, "b": 3}, id="a dictionary that is empty now"),
+        pytest.param({"a": 1}, {}, id="nothing"),
+        pytest.param({"a": {}}, {"a": {}}, id="empty before and after"),
+        pytest.param({}, {"a": {"b": {}}}, id="an empty one that is new"),
+        pytest.param({"a": [{"x": 1}, {"x": 2}, {"y": 3}]}, {"a": [{"x": 4}]}, id="a shorter list of dictionaries"),
+        pytest.param({"a": [{"x": 1}], "b": 2}, {"a": [], "b": 3}, id="a list that is empty now"),
+        pytest.param({"a": {"x": 1}}, {"a": 5}, id="a number in the place of a dictionary"),
+        pytest.param({"a": 5}, {"a": {"x": 1}}, id="a dictionary in the place of a number"),
+        pytest.param({1: 2, 3: 4}, {3: 5}, id="numbers as keys"),
+        pytest.param({"a.b": 1, "a": {"c": 2}}, {"a": {"c": 3}}, id="a name with a dot"),
+    ],
+)
+@pytest.mark.parametrize("is_stateful", [False, True])
+def test_what_a_loop_has_dropped_since_it_began_is_not_there_after_a_restore(
+    pod: LivePod, first: dict[Any, Any], later: dict[Any, Any], is_stateful: bool
+) -> None:
+    def state_of(values: dict[Any, Any]) -> dict[str, Any]:
+        scores = Scores()
+        scores.best = copy.deepcopy(values)
+        return {"it": scores if is_stateful else scores.best, "step": 1}
+
+    pod.start()
+    assert isinstance(Checkpointer().save(state_of(later), 1), Saved)
+    pod.be(iteration=1)
+    pod.be_new_process()
+    fresh = state_of(first)
+    assert Checkpointer().load(fresh) == 1
+    assert (fresh["it"].best if is_stateful else fresh["it"]) == later
+
+
 class Counting(torch.optim.Optimizer):
     """Keeps a plain number for each parameter, as optimizers of other packages do."""
 
