@@ -116,6 +116,23 @@ def test_an_optimizer_is_as_new_when_nothing_could_be_restored(pod: LivePod) -> 
     assert contents(fresh) == contents(untouched)
 
 
+def test_hooks_of_an_optimizer_see_no_step_in_a_load(pod: LivePod) -> None:
+    """One that counts steps, or averages weights after each, would be one ahead."""
+    pod.start()
+    state = make_state()
+    step_once(state, 0)
+    assert isinstance(Checkpointer().save(state, 1), Saved)
+    pod.be(iteration=1)
+    pod.be_new_process()
+    fresh, seen = make_state(), list[str]()
+    fresh["optimizer"].register_step_pre_hook(lambda *_: seen.append("pre"))
+    fresh["optimizer"].register_step_post_hook(lambda *_: seen.append("post"))
+    assert Checkpointer().load(fresh) == 1
+    assert seen == []
+    step_once(fresh, 0, 1)
+    assert seen == ["pre", "post"]
+
+
 def test_what_a_loop_has_filled_since_it_began_is_restored(pod: LivePod) -> None:
     pod.start()
     scores = Scores()

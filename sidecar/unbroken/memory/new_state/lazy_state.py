@@ -1,7 +1,9 @@
 """State that optimizers make in their first step: a new one must have it before it can be loaded in place."""
 
+import contextlib
 import inspect
-from collections.abc import Collection, Mapping
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -51,7 +53,7 @@ def _make(optimizer: Optimizer, numbers: Collection[str]) -> None:
     rates = [group.get("lr") for group in optimizer.param_groups]
     number = 0
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _without_hooks(optimizer):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     # Also of one that is frozen in a new process, and was trained later.
@@ -68,6 +70,17 @@ def _make(optimizer: Optimizer, numbers: Collection[str]) -> None:
             if rate is not None:
                 group["lr"] = rate
         optimizer.zero_grad(set_to_none=True)
+
+
+@contextlib.contextmanager
+def _without_hooks(optimizer: Optimizer) -> Iterator[None]:
+    """Let nobody count this step, average weights after it, or wait in it for other ranks."""
+    before = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+    try:
+        yield
+    finally:
+        optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = before
 
 
 def _has_gradient(group: dict[str, object]) -> bool:
