@@ -259,6 +259,10 @@ BOUNDS: dict[str, Bound] = {
     "action": Text(100),
     "Finding.message": Text(300),
     "seen": Number(1, 3),
+    # Tests of pairs of pods.
+    "gpus": Number(0, 1024),
+    "side": Number(0, 1),
+    "why": Text(300),
     # How busy workers are.
     "paces": _OF_POD,
     "window": _COUNT,
@@ -330,6 +334,7 @@ BOUNDS: dict[str, Bound] = {
     "next_protected": Items(4, _INDEX),
     "owners": Items(16, _NAME),
     "drop": Items(MAX_COPIES_TOLD, _NAME),
+    "lost": Items(MAX_FETCHES, _NAME),
     "request": Text(4096),
     "certificate": Text(MAX_SENTENCE),
     "authority": Text(MAX_SENTENCE),

@@ -119,12 +119,15 @@ def test_an_optimizer_is_as_new_when_nothing_could_be_restored(pod: LivePod) -> 
 def test_hooks_of_an_optimizer_see_no_step_in_a_load(pod: LivePod) -> None:
     """One that counts steps, or averages weights after each, would be one ahead."""
     pod.start()
-    state = make_state()
+    state, fresh = make_state(), make_state()
+    for one in (state, fresh):
+        # torch makes its state in a whole step alone.
+        one["optimizer"] = torch.optim.SGD(one["model"].parameters(), lr=0.1, momentum=0.9)
     step_once(state, 0)
     assert isinstance(Checkpointer().save(state, 1), Saved)
     pod.be(iteration=1)
     pod.be_new_process()
-    fresh, seen = make_state(), list[str]()
+    seen: list[str] = []
     fresh["optimizer"].register_step_pre_hook(lambda *_: seen.append("pre"))
     fresh["optimizer"].register_step_post_hook(lambda *_: seen.append("post"))
     assert Checkpointer().load(fresh) == 1
