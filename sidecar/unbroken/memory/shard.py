@@ -65,10 +65,7 @@ class ShardReader:
         paths = {
             name: tuple(real_path(values, path))
             for name, path in names.items()
-            if name in objects
-            and not isinstance(state[str(path[0])], nn.Module)
-            # A dictionary is replaced by one without anything.
-            and (len(path) > 1 or isinstance(values[str(path[0])], dict))
+            if name in objects and not isinstance(state[str(path[0])], nn.Module)
         }
         return Shard(self._layout, sources, _dump({**objects, PATHS: paths} if paths else objects))
 

@@ -169,14 +169,17 @@ def test_what_a_loop_has_filled_since_it_began_is_restored(pod: LivePod) -> None
         pytest.param({"a": {"x": 1}}, {"a": 5}, id="a number in the place of a dictionary"),
         pytest.param({"a": 5}, {"a": {"x": 1}}, id="a dictionary in the place of a number"),
         pytest.param({1: 2, 3: 4}, {3: 5}, id="numbers as keys"),
+        pytest.param([{"x": 1}], [], id="a list, empty now"),
+        pytest.param([{"x": 1}], [2, 3], id="a list, of numbers now"),
+        pytest.param({"x": 1}, 5, id="a number"),
         pytest.param({"a.b": 1, "a": {"c": 2}}, {"a": {"c": 3}}, id="a name with a dot"),
     ],
 )
 @pytest.mark.parametrize("is_stateful", [False, True])
 def test_what_a_loop_has_dropped_since_it_began_is_not_there_after_a_restore(
-    pod: LivePod, first: dict[Any, Any], later: dict[Any, Any], is_stateful: bool
+    pod: LivePod, first: Any, later: Any, is_stateful: bool
 ) -> None:
-    def state_of(values: dict[Any, Any]) -> dict[str, Any]:
+    def state_of(values: Any) -> dict[str, Any]:
         scores = Scores()
         scores.best = copy.deepcopy(values)
         return {"it": scores if is_stateful else scores.best, "step": 1}
