@@ -316,9 +316,9 @@ class Fetcher:
                     raise
                 if wanted.restored_in < 0:
                     time.sleep(_RETRY_S)
-                elif self._pause.wait_for_end_of(wanted.restored_in, _RETRY_S):
-                    # Its pod has left, or another one has: the next plan says who has what, and waits for this.
-                    raise LinkError(f"{error}; iteration {wanted.restored_in} is over") from error
+                elif why := self._pause.wait_for_end_of(wanted.restored_in, _RETRY_S, peer.uid):
+                    # It has left, or a pod with ranks has: then the next plan says who has what, and waits for this.
+                    raise LinkError(f"{error}; {why}") from error
 
     def _part(self, name: str, fetching: Fetching) -> PartialShard:
         """Return the file for what is offered, made anew unless it holds blocks of the very same. Raises OSError."""
