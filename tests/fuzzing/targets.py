@@ -24,6 +24,7 @@ from unbroken.agent.decisions.events import (
     LauncherAttached,
     LauncherLost,
     LauncherReported,
+    PairsReported,
     PreflightReported,
     RendezvousSent,
     SendToLauncher,
@@ -61,6 +62,7 @@ from unbroken_core.protocol.messages import (
     Hello,
     Interrupt,
     Observation,
+    PairState,
     Plan,
     RendezvousMessage,
     Report,
@@ -159,6 +161,10 @@ class CoordinatorTarget(Target):
             health=source.choice((HealthMode.OBSERVE, HealthMode.ACT)),
             layers=source.choice(((), (Layer("rack", "l/rack"),))),
         )
+        preflight, has_pairs = source.choice(
+            ((HealthMode.OFF, False), (HealthMode.ACT, False), (HealthMode.ACT, True), (HealthMode.OBSERVE, True))
+        )
+        self.settings = replace(self.settings, preflight=preflight, preflight_s=20.0, preflight_pairs=has_pairs)
         self.now_s = 0.0
         self.coordinator = Coordinator(self.settings, 0.0)
         self.pods: dict[str, str] = {}
@@ -371,9 +377,12 @@ class AgentTarget(Target):
                 raise WireError(impossible)
             return WorkerReported(rank, numbers[rank], report)
         if what < 0.45:
-            if source.random() < 0.25:
+            kind = source.random()
+            if kind < 0.1:
+                message: Event = PairsReported(self.decode(speaker.say(PairState), PairState))
+            elif kind < 0.3:
                 found = self.decode(speaker.say(Health), Health)
-                message: Event = source.choice((WatchReported, WatchReported, PreflightReported))(found)
+                message = source.choice((WatchReported, WatchReported, PreflightReported))(found)
             else:
                 message = LauncherReported(self.decode(speaker.say(Processes), Processes))
             return message

@@ -30,6 +30,7 @@ from unbroken_core.protocol.messages import (
     Heartbeat,
     Hello,
     Interrupt,
+    PairOrder,
     Plan,
     Refused,
     RendezvousMessage,
@@ -175,6 +176,7 @@ class Pod:
             tuple(self._told(worker, state) for worker, state in zip(self.workers, self.states(), strict=True)),
             self.world.memory.held(self),
             health=self.world.watches.of(self),
+            pairs=self.world.pairing.of(self),
             checkpoint_s=self.world.stalls.told_by(self),
             step_ago_s=self.world.steps.ago_s(self),
         )
@@ -197,7 +199,7 @@ class Pod:
             stalled_s = self.world.stalls.told_by(self)
             word = Report(self.seq, self.states(), self.is_leaving, ago_s, held, checkpoint_s=stalled_s)
             health, ago_s = self.world.watches.of(self), self.world.steps.ago_s(self)
-            self.say(replace(word, health=health, step_ago_s=ago_s))
+            self.say(replace(word, health=health, step_ago_s=ago_s, pairs=self.world.pairing.of(self)))
 
     def report_entry(self) -> None:
         """Tell that workers have entered an iteration, a moment later or with the next news."""
@@ -373,7 +375,7 @@ class Pod:
                 self._replace(message)
             case Consult():
                 self._consult(message)
-            case Halt() | Finish() | Buddies():
+            case Halt() | Finish() | Buddies() | PairOrder():
                 self._note(message)
             case _:
                 assert_never(message)
@@ -400,11 +402,13 @@ class Pod:
             worker.activity = activity
             self.report()
 
-    def _note(self, message: Halt | Finish | Buddies) -> None:
+    def _note(self, message: Halt | Finish | Buddies | PairOrder) -> None:
         if isinstance(message, Halt):
             self.halt = message
         elif isinstance(message, Buddies):
             self.world.memory.hear(self, message)
+        elif isinstance(message, PairOrder):
+            self.world.pairing.hear(self, message)
         else:
             self.world.ledger.check_finish(message)
             if not self.is_released:

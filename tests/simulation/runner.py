@@ -30,6 +30,10 @@ class Result:
     """Restores from memory."""
     num_chosen_again: int = 0
     """Those of them that were not the first choice: a rank could not read it."""
+    num_pair_orders: int = 0
+    """Orders to pods to test with another one."""
+    num_pairs_named: int = 0
+    """Pods that were named by such tests."""
 
 
 def run_seed(seed: int) -> Result:
@@ -54,4 +58,5 @@ def _result(world: World, seed: int, outcome: str, failure: str) -> Result:
     ledger = world.ledger
     counts: tuple[int, ...] = (world.num_faults, ledger.num_recoveries, ledger.num_common, ledger.num_growths)
     counts += (ledger.num_named, ledger.num_unnamed, world.memory.num_restored, world.memory.num_chosen_again)
+    counts += (world.pairing.num_orders, world.pairing.num_named)
     return Result(seed, outcome, failure, world.story, *counts)

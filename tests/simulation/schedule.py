@@ -128,7 +128,7 @@ def make_schedule(seed: int) -> Schedule:
     watched = random.Random(f"watches {seed}")
     has_watches = watched.random() < 0.35
     if has_watches:
-        settings = _watching(settings, watched)
+        settings = _pairing(_watching(settings, watched), seed)
         faults += [_find(watched, watched.uniform(5.0, 90.0)) for _number in range(watched.randint(1, 4))]
         work_s = max(work_s, watched.choice([0.0, 400.0]))
     return Schedule(
@@ -277,6 +277,17 @@ def _watching(settings: JobSettings, rng: random.Random) -> JobSettings:
     preflight = rng.choice([HealthMode.OFF, HealthMode.OFF, HealthMode.OBSERVE, HealthMode.ACT])
     health = rng.choice([HealthMode.ACT, HealthMode.ACT, HealthMode.OBSERVE])
     return replace(settings, health=health, preflight=preflight)
+
+
+def _pairing(settings: JobSettings, seed: int) -> JobSettings:
+    """Let pods test with each other in half of the jobs that have a preflight.
+
+    Seeds of the second million are kept for what they have found: they stay as they were.
+    """
+    chance = random.Random(f"pairs {seed}")
+    is_kept = 1_000_000 <= seed < 2_000_000
+    wants = settings.preflight is not HealthMode.OFF and not is_kept and chance.random() < 0.5
+    return replace(settings, preflight_pairs=True) if wants else settings
 
 
 def _find(rng: random.Random, at_s: float) -> FaultPlan:

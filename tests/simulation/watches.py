@@ -166,18 +166,22 @@ class Watches:
         last = max(at_s for at_s, other in self._counted if other == uid)
         self._counted.remove((last, uid))
 
+    def _has_failed(self, uid: str) -> bool:
+        """Return whether the pod's preflight may speak against it: by its own checks, or by tests with others."""
+        return uid in self.failed or uid in self.world.pairing.bad
+
     def _num_vain(self) -> int:
         return sum(self.world.now_s < at_s + BREAKER_S for at_s in self._vain_s)
 
     def _check_blame(self, uid: str) -> None:
         now_s, pod = self.world.now_s, self.world.pods[uid]
         by_watch = uid in self.spoken and self.settings.health is HealthMode.ACT
-        by_preflight = uid in self.failed and self.settings.preflight is HealthMode.ACT
+        by_preflight = self._has_failed(uid) and self.settings.preflight is HealthMode.ACT
         if not by_watch and not by_preflight:
             raise FalseBlameError(f"{pod.name} is called broken, and nothing says so that counts")
         self.num_blamed += 1
         watched = [
-            (at_s, other) for at_s, other in self._blames if now_s < at_s + BREAKER_S and other not in self.failed
+            (at_s, other) for at_s, other in self._blames if now_s < at_s + BREAKER_S and not self._has_failed(other)
         ]
         if by_watch and not by_preflight and any(other != uid for _at_s, other in watched):
             raise FalseBlameError(f"{pod.name} is blamed so soon after another one: {watched}")
@@ -257,7 +261,7 @@ class Watches:
         counted = sum(world.now_s < at_s + BUDGET_S for at_s, _uid in self._counted)
         is_spent = max(counted, self._num_vain()) >= MAX_BLAMED
         is_free = not settings.layers and settings.rungs == DEFAULT_RUNGS and settings.max_faults_per_rank is None
-        spares = [other for other in job.members.ready if other not in job.members.active and other not in self.failed]
+        spares = [uid for uid in job.members.ready if uid not in job.members.active and not self._has_failed(uid)]
         # Without it enough pods must be left.
         num_kept = sum(other not in job.members.out for other in job.members.active) - 1
         is_free = is_free and num_kept + len(spares) >= settings.minimum_replicas

@@ -11,6 +11,7 @@ from functools import partial
 
 from tests.simulation.invariants import Ledger, Violation
 from tests.simulation.keeping import Memory
+from tests.simulation.pairing import Pairing
 from tests.simulation.pod import Pod, Worker
 from tests.simulation.schedule import Ambush, FaultPlan, Schedule
 from tests.simulation.stalls import Stalls
@@ -114,6 +115,7 @@ class World:
         self.stalls = Stalls(self)
         self.steps = Steps(self)
         self.watches = Watches(self)
+        self.pairing = Pairing(self)
         self.terms: dict[int, int] = {}
         """Term of the plan with which an iteration was entered."""
         self.cordoned: set[str] = set()
@@ -268,6 +270,7 @@ class World:
             self.tell("<- ", action)
         self.ledger.check_step(event, actions)
         self.watches.check(actions)
+        self.pairing.check(actions)
         plans = [(a.session, a.message) for a in actions if isinstance(a, Send) and isinstance(a.message, Plan)]
         self.memory.check_cut(
             [(self.connections[session].pod, plan) for session, plan in plans if plan.iteration > newest], complete
@@ -350,6 +353,7 @@ class World:
             pod = Pod(self, f"pod-{ordinal}", f"uid-{ordinal}", f"node-{ordinal}", domains)
             self.pods[pod.uid] = pod
             self.watches.begin(pod)
+            self.pairing.begin(pod)
             self._created[pod.uid] = role
             pod.connect()
             self._observe_soon()

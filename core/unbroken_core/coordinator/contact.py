@@ -12,9 +12,11 @@ from dataclasses import replace
 from unbroken_core.coordinator.adoption.previous_world import first_world, note_lost
 from unbroken_core.coordinator.ending import note_gone
 from unbroken_core.coordinator.faults import take_fault
+from unbroken_core.coordinator.health.pairs import forget_pairs
 from unbroken_core.coordinator.state.health_table import HealthTable
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import ActiveWorld, Members
+from unbroken_core.coordinator.state.pair_table import PairTable
 from unbroken_core.coordinator.state.phases import Ending, Forming, Interrupted, Outage, Planned, Running
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.pod.liveness import heartbeat_interval_s, reconnect_grace_s
@@ -60,6 +62,7 @@ def lose(job: JobState, member: Member, cause: Cause, now_s: float, *, detect_s:
     job.health.note_lines(member.uid, ())
     job.health.note_slow(member.uid, (), now_s)
     job.health.note_preflight(member.uid, (), now_s, may_fail=False)
+    forget_pairs(job, member, now_s)
     job.paces.forget(member.uid)
 
 
@@ -82,6 +85,7 @@ def start_over(job: JobState, why: str, now_s: float) -> None:
     job.health = HealthTable(
         blamed_s=known.blamed_s, blames_s=known.blames_s, vain_s=known.vain_s, failed_s=known.failed_s
     )
+    job.pairs = PairTable(number=job.pairs.number)
     job.previous = first_world(job, now_s)
     job.members = Members(job.rules, ActiveWorld(now_s))
     job.members.expect({uid: pod.pod for uid, pod in job.cluster.pods.items()})

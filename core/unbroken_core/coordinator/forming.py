@@ -29,7 +29,7 @@ def decide_forming(job: JobState, phase: Forming, now_s: float) -> Decision:
     if _is_hopeless(job):
         text = job.members.hopeless_text + "; " + _count_text(job)
         return EndJob(JobPhase.FAILED, Reason.FAILED_BEFORE_READY, text)
-    wait = _wait_for_pods(job, phase, startup_end_s, now_s)
+    wait = _wait_for_pods(job, phase, startup_end_s, now_s) or _wait_for_pairs(job, phase, startup_end_s, now_s)
     decision = _first_plan(job, phase, startup_end_s, now_s) if wait is None else wait
     return at_latest(decision, startup_end_s) if now_s < startup_end_s else decision
 
@@ -136,6 +136,26 @@ def _wait_for_pods(job: JobState, phase: Forming, startup_end_s: float, now_s: f
     reason = Reason.WAITING_FOR_WORKERS if has_all_pods else Reason.WAITING_FOR_PODS
     message = _count_text(job) + _missing_text(job) + (f"; {job.pod_clock.why}" if job.pod_clock.why else "")
     return Wait(report=StatusText(reason, message), phase=phase)
+
+
+def _wait_for_pairs(job: JobState, phase: Forming, startup_end_s: float, now_s: float) -> Decision | None:
+    """Let pods test with each other, and return the wait for that; None when it is over, or the job does not want it.
+
+    It is over when all is said, when the job's time for it is, or when the startup timeout is: then the plan is cut
+    with what is known.
+    """
+    settings = job.settings
+    if not settings.preflight_pairs or phase.outage is not None:
+        return None  # A job that ran before is not held up.
+    if phase.pairs_until_s is None:
+        until_s = min(now_s + settings.preflight_s, startup_end_s)
+        return Learn(replace(phase, pairs_until_s=until_s)) if until_s > now_s else None
+    flight = job.pairs.flight
+    if now_s >= phase.pairs_until_s or (flight is None and job.pairs.is_open):
+        return None
+    number = 0 if flight is None else flight.round
+    text = f"round {number} of tests of pods with each other, {settings.preflight_s:.0f} s for all rounds at most"
+    return Wait(phase.pairs_until_s, StatusText(Reason.WAITING_FOR_WORKERS, f"{_count_text(job)}; {text}"), phase)
 
 
 def _first_plan(job: JobState, phase: Forming, startup_end_s: float, now_s: float) -> Decision:

@@ -14,6 +14,7 @@ from unbroken_core.coordinator.ending import finish_message, note_end
 from unbroken_core.coordinator.events import Close, Send
 from unbroken_core.coordinator.faults import inspect, interrupt_message, order_out
 from unbroken_core.coordinator.forming import begin_adoption
+from unbroken_core.coordinator.health.pairs import receive_pairs
 from unbroken_core.coordinator.health.settling import receive_health
 from unbroken_core.coordinator.health.stragglers import receive_paces
 from unbroken_core.coordinator.limits import check_hello, check_report, most_pods, most_ranks
@@ -75,6 +76,7 @@ def join(job: JobState, session: str, hello: Hello, can_halt: bool, now_s: float
     _take_over_plan(member, hello)
     _receive_memory(job, member, hello.memory)
     receive_health(job, member, hello.health, now_s)
+    receive_pairs(job, member, hello.pairs, now_s)
     note_ages(member, hello, now_s)
     _note_stall(job, hello.workers, hello.checkpoint_s, now_s)
     _update(job, member, hello.workers, now_s, hello.step_ago_s)
@@ -276,6 +278,7 @@ def receive(job: JobState, session: str, message: Union[Report, Heartbeat], now_
         _receive_memory(job, member, message.memory)
     if message.health is not None:
         receive_health(job, member, message.health, now_s)
+    receive_pairs(job, member, message.pairs, now_s)
     is_entering = member.uid in job.members.not_entered
     _note_stall(job, message.workers, message.checkpoint_s - message.checkpoint_after_s, now_s)
     _update(job, member, message.workers, now_s, message.step_ago_s)

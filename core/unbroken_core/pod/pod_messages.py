@@ -3,7 +3,8 @@
     agent  <-> launcher     one Unix stream socket a process, one JSON object a line
     agent  <-> worker       the same
     agent  <-  watch        the same; Attach, then Health at each change
-    launcher <- preflight   a pipe; Health after each of its parts
+    launcher <- preflight   a pipe; Health after each of its parts, then PairState
+    launcher -> preflight   a pipe; PairOrder
 
 Frozen dataclasses of JSON types only, as in `messages`.
 """
@@ -12,7 +13,17 @@ from dataclasses import dataclass
 from typing import Union
 
 from unbroken_core.protocol.log_rules.rules import LogRule
-from unbroken_core.protocol.messages import Answer, Fault, GroupState, Halt, Halted, Policy, Question
+from unbroken_core.protocol.messages import (
+    Answer,
+    Fault,
+    GroupState,
+    Halt,
+    Halted,
+    PairOrder,
+    PairState,
+    Policy,
+    Question,
+)
 from unbroken_core.vocabulary.checkpoints import Restore
 from unbroken_core.vocabulary.findings import Health
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, WorkerPhase
@@ -214,6 +225,11 @@ class Follow:
 
 
 @dataclass(frozen=True)
+class EndPairs:
+    """Agent to launcher: this pod has ranks, and tests with no other pod any more."""
+
+
+@dataclass(frozen=True)
 class LineMark:
     """When one rule matched last in the output of one process."""
 
@@ -245,8 +261,9 @@ class Lines:
 
 
 FromWorker = Union[Attach, WorkerReport]
-FromLauncher = Union[Attach, Processes, Lines, Health]
-"""Health: what the pod's preflight has found, before its first process and at each connection."""
+FromLauncher = Union[Attach, Processes, Lines, Health, PairState]
+"""Health: what the pod's preflight has found, before its first process and at each connection. PairState: then, and
+whenever a test with another pod has ended."""
 FromWatch = Union[Attach, Health]
 ToWorker = Union[Enter, Leave, Look, Release, Question, Halt]
-ToLauncher = Union[Spawn, End, DumpStack, Inspect, Follow, Shutdown]
+ToLauncher = Union[Spawn, End, DumpStack, Inspect, Follow, PairOrder, EndPairs, Shutdown]

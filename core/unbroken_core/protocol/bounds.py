@@ -259,6 +259,10 @@ BOUNDS: dict[str, Bound] = {
     "action": Text(100),
     "Finding.message": Text(300),
     "seen": Number(1, 3),
+    # Tests of pairs of pods.
+    "gpus": Number(0, 1024),
+    "side": Number(0, 1),
+    "why": Text(300),
     # How busy workers are.
     "paces": _OF_POD,
     "window": _COUNT,

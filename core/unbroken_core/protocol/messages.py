@@ -260,6 +260,25 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class PairState:
+    """Whether a pod tests with others, and how its last such test went. Said by its launcher as well."""
+
+    port: int = 0
+    """Of the store at which a partner meets this pod; 0: it takes no tests, or no more of them."""
+    host: str = ""
+    """Where that is: the pod's address. The agent adds it to what the launcher says."""
+    gpus: int = 0
+    """GPUs that can take part."""
+    term: int = 0
+    number: int = 0
+    """Both of the PairOrder that the rest answers; 0: none yet."""
+    has_passed: bool | None = None
+    """None: it cannot say."""
+    why: str = ""
+    """Why it has not passed, or cannot say, in one line."""
+
+
+@dataclass(frozen=True)
 class Hello:
     """First message of an agent on each connection."""
 
@@ -289,6 +308,8 @@ class Hello:
     checkpoint_s: float = 0.0
     step_ago_s: float = 0.0
     """Both as in Report."""
+    pairs: PairState | None = None
+    """None: this pod knows of no tests with others, and is sent no PairOrder."""
 
 
 @dataclass(frozen=True)
@@ -315,6 +336,8 @@ class Report:
     """Seconds since the highest step of these workers in their newest iteration was made; 0: just now, or not known."""
     checkpoint_after_s: float = 0.0
     """Of `checkpoint_s`, what came after that step."""
+    pairs: PairState | None = None
+    """None: as this connection told last."""
 
 
 @dataclass(frozen=True)
@@ -399,6 +422,27 @@ class Respawn:
 
 
 @dataclass(frozen=True)
+class PairOrder:
+    """Test with another pod, which gets the same number; a newer order ends an older one.
+
+    Sent only to pods without ranks whose last PairState had a port.
+    """
+
+    term: int
+    number: int
+    """Counts up in a term; no two pairs have the same."""
+    side: int
+    """0: the partner comes to this pod's store; 1: this pod goes to the partner's."""
+    host: str
+    port: int
+    """Of that store."""
+    gpus: int
+    """GPUs of each that take part; 0: the test is without any."""
+    within_s: float
+    """What has not ended by then has failed."""
+
+
+@dataclass(frozen=True)
 class Consult:
     """Ask this worker, unless another process is in its place."""
 
@@ -465,7 +509,9 @@ class Buddies:
 
 
 AgentMessage = Union[Hello, Report, Heartbeat, CertificateRequest]
-RendezvousMessage = Union[Welcome, Refused, Halt, Interrupt, Plan, Respawn, Consult, Finish, Certificate, Buddies]
+RendezvousMessage = Union[
+    Welcome, Refused, Halt, Interrupt, Plan, Respawn, PairOrder, Consult, Finish, Certificate, Buddies
+]
 
 # -------------------------------------------------------------------------------------------- operator <-> rendezvous
 

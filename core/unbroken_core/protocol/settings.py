@@ -131,7 +131,9 @@ class JobSettings:
     preflight: HealthMode = HealthMode.OFF
     """What becomes of what pods find of themselves before their first process; OFF: they do not test themselves."""
     preflight_s: float = float(USUAL_PREFLIGHT_S)
-    """How long that may take."""
+    """How long that may take; as long again the tests of pairs before the first plan."""
+    preflight_pairs: bool = False
+    """Whether pods without ranks test with each other as well."""
     log_rules: tuple[LogRule, ...] = ()
     """What the lines that workers print say of the job."""
     copies: int = 0
@@ -422,6 +424,14 @@ PREFLIGHT_RULES: tuple[Rule[JobSettings], ...] = (
         "!has(self.health) || !has(self.health.preflight) || self.health.preflight.mode == 'Off' || "
         "!has(self.timeouts) || self.health.preflight.timeoutSeconds < self.timeouts.startupSeconds",
         "health.preflight.timeoutSeconds must be less than timeouts.startupSeconds",
+    ),
+    Rule(
+        "health.preflight.pairs",
+        lambda job: not job.preflight_pairs or job.preflight is not HealthMode.OFF,
+        lambda job: f"want health.preflight.mode Observe or Act for tests of pairs, got {job.preflight.value}",
+        "!has(self.health) || !has(self.health.preflight) || !self.health.preflight.pairs || "
+        "self.health.preflight.mode != 'Off'",
+        "health.preflight.pairs needs health.preflight.mode Observe or Act",
     ),
 )
 TIMEOUT_RULES: tuple[Rule[Timeouts], ...] = (

@@ -53,7 +53,7 @@ A field that a release adds to settings (JobSettings, Timeouts, RungBudget, Laye
 image of the release before knows no such field, and refuses it.
 """
 _STRAGGLERS = {"stragglers": StragglerMode.REPORT, "straggler_window_s": 60.0, "pipeline_stages": 1}
-_PREFLIGHT = {"preflight": HealthMode.OFF, "preflight_s": float(USUAL_PREFLIGHT_S)}
+_PREFLIGHT = {"preflight": HealthMode.OFF, "preflight_s": float(USUAL_PREFLIGHT_S), "preflight_pairs": False}
 _USUAL |= {
     LogRule: {"within_s": None, "every_s": None, "ranks": LogRanks.FIRST},
     JobSettings: {"copies": 0, "across": "", "health": HealthMode.OBSERVE, "log_rules": ()} | _STRAGGLERS | _PREFLIGHT,
@@ -63,8 +63,8 @@ _USUAL |= {
     Restore: {"peers": ()},
     MemoryStatus: {"across": "", "disk_step": -1, "disk_every": 0, "disk_problem": ""},
     messages.PodStatus: {"unfit": ""},
-    messages.Hello: {"checkpoint_s": 0.0, "step_ago_s": 0.0},
-    messages.Report: {"checkpoint_s": 0.0, "paces": (), "step_ago_s": 0.0, "checkpoint_after_s": 0.0},
+    messages.Hello: {"checkpoint_s": 0.0, "step_ago_s": 0.0, "pairs": None},
+    messages.Report: {"checkpoint_s": 0.0, "paces": (), "step_ago_s": 0.0, "checkpoint_after_s": 0.0, "pairs": None},
     messages.Heartbeat: {"checkpoint_s": 0.0, "paces": (), "step_ago_s": 0.0, "checkpoint_after_s": 0.0},
     messages.TimeSpent: {"checkpoint_s": 0.0},
     messages.JobStatus: {"health": None},

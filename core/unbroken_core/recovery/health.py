@@ -20,7 +20,7 @@ one that was believed within BUDGET_S              no other one is
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from unbroken_core.vocabulary.findings import LOG_LINES, PREFLIGHT, STRAGGLERS, Finding, Health, Verdict
+from unbroken_core.vocabulary.findings import LOG_LINES, PAIRS, PREFLIGHT, STRAGGLERS, Finding, Health, Verdict
 from unbroken_core.vocabulary.plurals import counted
 from unbroken_core.vocabulary.reasons import Cause
 
@@ -98,7 +98,7 @@ def strike_of(health: Health | None) -> Strike | None:
 
 def preflight_strike_of(findings: Iterable[Finding]) -> Strike | None:
     """Return what the preflight of a pod says against it; None: nothing, or not for sure."""
-    fatal = [each for each in findings if each.check in PREFLIGHT and each.verdict is Verdict.FATAL]
+    fatal = [each for each in findings if each.check in (*PREFLIGHT, PAIRS) and each.verdict is Verdict.FATAL]
     return Strike(min(fatal, key=lambda each: (each.check, each.entity)), True, False) if fatal else None
 
 

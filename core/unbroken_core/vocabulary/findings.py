@@ -13,6 +13,9 @@ LOG_LINES = "log-lines"
 VERSIONS, DEVICES, MATMUL, LOOPBACK = (f"preflight-{name}" for name in ("versions", "devices", "matmul", "loopback"))
 PREFLIGHT = (VERSIONS, DEVICES, MATMUL, LOOPBACK)
 """What a pod's preflight has found before its first process: told once, by its launcher. No watch makes them."""
+PAIRS = "preflight-pairs"
+"""What the coordinator makes of tests of pods with each other: of a pod, or of the link to the pod that is the entity.
+No pod makes it."""
 
 
 class Verdict(Word):
@@ -43,7 +46,7 @@ class Finding:
 
     check: str
     """Of a closed list where it is built in: gpu, gpu-events, ports, network, pcie, storage, memory, oom, clock; the
-    coordinator's own: stragglers; the agent's: log-lines; of the preflight: PREFLIGHT."""
+    coordinator's own: stragglers, PAIRS; the agent's: log-lines; of the preflight: PREFLIGHT."""
     entity: str
     """What was looked at: a GPU's UUID, an adapter's port, a path; "" for all that the check looks at."""
     verdict: Verdict

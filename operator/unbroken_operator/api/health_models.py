@@ -23,7 +23,7 @@ from unbroken_core.protocol.settings import (
     HealthMode,
     StragglerMode,
 )
-from unbroken_core.vocabulary.findings import LOG_LINES, PREFLIGHT, STRAGGLERS
+from unbroken_core.vocabulary.findings import LOG_LINES, PAIRS, PREFLIGHT, STRAGGLERS
 from unbroken_operator.api.model_base import Model, rule, rules
 
 MAX_PATHS = 8
@@ -48,6 +48,7 @@ BUILT_IN = (
     ),
     STRAGGLERS,
     *PREFLIGHT,
+    PAIRS,
 )
 """Names of checks that no probe may have."""
 _IS_UNIQUE = "!has(self.probes) || self.probes.all(one, self.probes.exists_one(other, other.name == one.name))"
@@ -142,6 +143,9 @@ class PreflightSpec(Model):
     timeout_seconds: Annotated[int, Field(ge=LEAST_PREFLIGHT_S, le=MOST_PREFLIGHT_S)] = USUAL_PREFLIGHT_S
     """So long it may take; of what has not ended by then nothing is known. It must be less than
     timeouts.startupSeconds, which it is a part of."""
+    pairs: bool = False
+    """Whether pods without ranks test with each other as well: all that are ready before the first plan, which waits
+    for it so long again at most, and later each pod that joins, with others that have no ranks."""
 
 
 class HealthSpec(Model):

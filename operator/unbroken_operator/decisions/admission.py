@@ -247,6 +247,7 @@ def _settings_fields(spec: Spec) -> dict[str, Any]:
         "pipeline_stages": spec.health.stragglers.pipeline_stages,
         "preflight": spec.health.preflight.mode,
         "preflight_s": float(spec.health.preflight.timeout_seconds),
+        "preflight_pairs": spec.health.preflight.pairs,
         "log_rules": tuple(
             LogRule(
                 rule.name,

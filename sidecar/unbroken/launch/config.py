@@ -13,6 +13,7 @@ from unbroken_core.vocabulary.errors import InputError
 
 DEFAULT_GRACE_S = 5.0
 DEFAULT_AGENT_TIMEOUT_S = 60.0
+_PAIRS = {"1": "auto", "gloo": "gloo"}
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,9 @@ class LaunchConfig:
     """How long the pod may test itself before its first process; None: it does not."""
     preflight_devices: int | None
     """GPUs that it should find then; None: as many as there are."""
+    preflight_pairs: str
+    """By what it tests with other pods after that, while it has no ranks: auto (NCCL where both have GPUs), or gloo.
+    "": it does not."""
     preimport: tuple[str, ...] | None
     """Modules that the fork server imports once; (): no fork server; None: what the script imports."""
 
@@ -83,6 +87,7 @@ def read_config(arguments: Sequence[str], environment: Mapping[str, str] | None 
         watch_delay_s=_seconds(source, "UNBROKEN_WATCH_DELAY", "5") if source.get("UNBROKEN_WATCH") == "1" else None,
         preflight_s=_seconds(source, "UNBROKEN_PREFLIGHT") if source.get("UNBROKEN_PREFLIGHT") else None,
         preflight_devices=_devices(source),
+        preflight_pairs=_PAIRS.get(source.get("UNBROKEN_PREFLIGHT_PAIRS", ""), ""),
         preimport=_preimport(source.get("UNBROKEN_PREIMPORT")),
     )
 

@@ -18,7 +18,18 @@ from unbroken.launch.output import Console, Stream, complain
 from unbroken.launch.process_tree import adopt_orphans
 from unbroken.launch.watch_process import WatchProcess
 from unbroken.launch.workers import Workers
-from unbroken_core.pod.pod_messages import DumpStack, End, Follow, Inspect, Processes, Shutdown, Spawn, ToLauncher
+from unbroken_core.pod.pod_messages import (
+    DumpStack,
+    End,
+    EndPairs,
+    Follow,
+    Inspect,
+    Processes,
+    Shutdown,
+    Spawn,
+    ToLauncher,
+)
+from unbroken_core.protocol.messages import PairOrder, PairState
 from unbroken_core.vocabulary.errors import assert_never
 
 if TYPE_CHECKING:
@@ -43,6 +54,7 @@ class Launcher:
         """What the pod finds of itself before its first process; None: it does not look."""
         self._is_preflight_told = self._preflight is None
         """Until then the agent is told of no places, so that the pod is not ready."""
+        self._pairs_told: PairState | None = None
         self._link = LauncherLink(config.directory / "agent.sock")
         self._streams: list[Stream] = []
         self._reported: Processes | None = None
@@ -148,17 +160,21 @@ class Launcher:
     def _settle_preflight(self, ready: set[int]) -> None:
         """Go on with the preflight; once it is over, say what it has found."""
         preflight = self._preflight
-        if preflight is None or self._is_preflight_told:
+        if preflight is None:
             return
         if preflight.descriptor in ready:
             preflight.pump()
         preflight.check(time.monotonic())
         if preflight.health is None:
             return
-        self._is_preflight_told = True
-        for text in preflight.complaints:
-            complain(self._stderr, text)
-        self._link.send(preflight.health)
+        if not self._is_preflight_told:
+            self._is_preflight_told = True
+            for text in preflight.complaints:
+                complain(self._stderr, text)
+            self._link.send(preflight.health)
+        if preflight.pairs is not None and preflight.pairs != self._pairs_told:
+            self._pairs_told = preflight.pairs
+            self._link.send(preflight.pairs)
 
     def _note_other_end(self, pid: int) -> None:
         """Note the end of a child that was no worker."""
@@ -239,10 +255,11 @@ class Launcher:
             return
         state = self._state()
         # What was found comes first: who hears of places that are ready knows it.
-        found = None if self._preflight is None else self._preflight.health
-        words = () if not self._is_preflight_told else (state,) if found is None else (found, state)
+        found = () if self._preflight is None else (self._preflight.health, self._preflight.pairs)
+        words = [*(word for word in found if word is not None), state] if self._is_preflight_told else []
         if self._link.connect(words, now_s):
             self._reported = state if words else None
+            self._pairs_told = None if self._preflight is None or not words else self._preflight.pairs
             self._give_up_at_s = self._complain_at_s = None
 
     def _state(self) -> Processes:
@@ -265,12 +282,10 @@ class Launcher:
                     self._workers.spawn(order, now_s)
             case End(local_rank=local_rank, incarnation=incarnation, grace_s=grace_s):
                 self._workers.end(local_rank, incarnation, grace_s, now_s)
-            case DumpStack():
-                self._workers.dump_stack(order, now_s)
-            case Inspect():
-                self._workers.inspect(order)
-            case Follow():
-                self._follow(order)
+            case DumpStack() | Inspect() | Follow():
+                self._look(order, now_s)
+            case PairOrder() | EndPairs():
+                self._test(order, now_s)
             case Shutdown(exit_code=exit_code, grace_s=grace_s, message=message, released=released):
                 if self._exit_code is None:
                     if not self._config.is_supervised:
@@ -280,6 +295,27 @@ class Launcher:
                     self._workers.expect_ends(released)
             case _:
                 assert_never(order)
+
+    def _look(self, order: DumpStack | Inspect | Follow, now_s: float) -> None:
+        """Look at workers, or at what they print."""
+        match order:
+            case DumpStack():
+                self._workers.dump_stack(order, now_s)
+            case Inspect():
+                self._workers.inspect(order)
+            case Follow():
+                self._follow(order)
+            case _:
+                assert_never(order)
+
+    def _test(self, order: PairOrder | EndPairs, now_s: float) -> None:
+        """Let the preflight test with another pod, or with no other one any more."""
+        if self._preflight is None:
+            return
+        if isinstance(order, PairOrder) and not self._is_leaving and self._exit_code is None:
+            self._preflight.test(order, now_s)
+        else:
+            self._preflight.end_tests()
 
     # --------------------------------------------------------------------------------------------------------- signals
 

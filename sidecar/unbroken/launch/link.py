@@ -7,7 +7,7 @@ from pathlib import Path
 
 from unbroken_core.pod.pod_messages import Attach, Lines, Processes, ToLauncher
 from unbroken_core.protocol import wire
-from unbroken_core.protocol.messages import PROTOCOL
+from unbroken_core.protocol.messages import PROTOCOL, PairState
 from unbroken_core.vocabulary.errors import WireError
 from unbroken_core.vocabulary.findings import Health
 
@@ -42,7 +42,7 @@ class LauncherLink:
         """Whether to wait until the socket can be written."""
         return bool(self._unsent)
 
-    def connect(self, words: Sequence[Processes | Health], now_s: float) -> bool:
+    def connect(self, words: Sequence[Processes | Health | PairState], now_s: float) -> bool:
         """Try to connect and to send everything; return whether it worked."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.setblocking(False)
@@ -60,7 +60,7 @@ class LauncherLink:
             self._send(wire.encode(word))
         return True
 
-    def send(self, state: Processes | Lines | Health) -> None:
+    def send(self, state: Processes | Lines | Health | PairState) -> None:
         """Send the state, what was printed or what was found; without a connection it is sent on the next one."""
         if self._socket is not None:
             self._send(wire.encode(state))

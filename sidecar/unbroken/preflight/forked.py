@@ -45,6 +45,10 @@ class Forked:
         self._unread = b""
         self._is_reaped = False
 
+    def fileno(self) -> int:
+        """Return what to wait for until it says something, or ends."""
+        return self._reader
+
     def read(self, until_s: float) -> Any:
         """Return what it says next. Raises TimeoutError at this instant of the monotonic clock, and EndedError."""
         while b"\n" not in self._unread:

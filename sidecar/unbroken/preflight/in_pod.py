@@ -1,10 +1,12 @@
 """`python -m unbroken.preflight.in_pod`: the checks of one pod of a job, before its first process.
 
 The pod's launcher starts it, reads what it says, one Health a line, each with all that is known by then, and kills it
-when its time is over. So what it has found so far counts, whatever hangs.
+when its time is over. So what it has found so far counts, whatever hangs. With --pairs it goes on with tests with other
+pods (`pairs_in_pod`), as the launcher orders on its standard input.
 """
 
 import argparse
+import functools
 import os
 import sys
 import time
@@ -12,7 +14,8 @@ from collections.abc import Sequence
 
 from unbroken.preflight.outcomes import CheckOutcome, findings_of, untold
 from unbroken_core.protocol import wire
-from unbroken_core.vocabulary.findings import Finding, bounded
+from unbroken_core.protocol.messages import PairState
+from unbroken_core.vocabulary.findings import Finding, Health, bounded
 
 _PARTS = 3
 
@@ -22,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m unbroken.preflight.in_pod", description=__doc__)
     parser.add_argument("--limit", type=float, required=True, metavar="SECONDS", help="for all checks together")
     parser.add_argument("--devices", type=int, metavar="N", help="GPUs that the pod should have")
+    parser.add_argument("--pairs", metavar="ADDRESS", help="test with other pods after that, which reach this one here")
+    parser.add_argument("--backend", choices=("auto", "gloo"), default="auto", help="NCCL where both pods have GPUs")
     options = parser.parse_args(arguments)
     until_s = time.monotonic() + options.limit
     descriptor = _take_output()
@@ -33,9 +38,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _tell(descriptor, untold((), f"torch cannot be imported: {type(error).__name__}: {first}"[:300]))
         return 0
     outcomes: list[CheckOutcome] = []
+    gpus = 0
     for part in parts(options.devices, lambda num_left: max(until_s - time.monotonic(), 0.0) / min(num_left, _PARTS)):
         outcomes += part.outcomes
+        gpus = max(gpus, part.gpus)
         _tell(descriptor, untold(findings_of(outcomes, part.versions)))
+    if options.pairs:
+        from unbroken.preflight.pairs_in_pod import take_orders  # noqa: PLC0415 - as above
+
+        take_orders(0, options.pairs, gpus if options.backend == "auto" else 0, functools.partial(_say, descriptor))
     return 0
 
 
@@ -50,7 +61,11 @@ def _take_output() -> int:
 
 
 def _tell(descriptor: int, findings: tuple[Finding, ...]) -> None:
-    data = memoryview(wire.encode(bounded(findings)).encode() + b"\n")
+    _say(descriptor, bounded(findings))
+
+
+def _say(descriptor: int, word: Health | PairState) -> None:
+    data = memoryview(wire.encode(word).encode() + b"\n")
     while data:
         data = data[os.write(descriptor, data) :]
 

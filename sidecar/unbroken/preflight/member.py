@@ -24,7 +24,7 @@ class TakenError(Exception):
 
 def take_part(options: Options, place: MeetingPlace, rank: int, name: str) -> dict[str, Any]:
     """Return the leader's report. Raises MeetingError and TakenError."""
-    _choose_interface(place.host)
+    choose_interface(place.host)
     checks = own_checks(options.devices, options.own_s)
     store = place.store(options.arrival_s)
     _sit_down(store, rank)
@@ -66,8 +66,8 @@ def _task_of(order: dict[str, Any], rank: int) -> tuple[float, dict[str, Any] | 
         raise MeetingError("the leader's order cannot be read") from error
 
 
-def _choose_interface(leader: str) -> None:
-    """Let gloo use the interface that leads to the leader: a host's own name often means loopback."""
+def choose_interface(leader: str) -> None:
+    """Let gloo use the interface that leads to this host: a host's own name often means loopback."""
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return
     name = _interface_towards(leader, [name for _, name in socket.if_nameindex()])

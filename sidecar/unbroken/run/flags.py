@@ -18,6 +18,8 @@ _FLAGS = {
     "restart.growBackSeconds": "--grow-back",
     "health.logRules": "--log-rules",
     "health.preflight.timeoutSeconds": "--preflight-timeout",
+    "health.preflight.pairs": "--preflight-pairs",
+    "health.preflight.mode": "--preflight",
     "memory.replicas": "--memory-replicas",
     "memory.across": "--memory-across",
     "timeouts.softSeconds": "--soft-timeout",

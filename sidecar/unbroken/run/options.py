@@ -93,6 +93,7 @@ def read_options(arguments: Sequence[str] | None) -> RunOptions:
         pipeline_stages=parsed.pipeline_stages,
         preflight=HealthMode(parsed.preflight),
         preflight_s=parsed.preflight_timeout,
+        preflight_pairs=parsed.preflight_pairs,
         log_rules=() if parsed.log_rules is None else read_log_rules(parsed.log_rules),
     )
     return RunOptions(
@@ -227,6 +228,9 @@ def _add_health(parser: argparse.ArgumentParser) -> None:
         default=float(USUAL_PREFLIGHT_S),
         metavar="S",
         help=f"for so many seconds at most ({USUAL_PREFLIGHT_S})",
+    )
+    health.add_argument(
+        "--preflight-pairs", action="store_true", help="and then with other pods, while it has no ranks"
     )
     health.add_argument(
         "--log-rules", metavar="JSON", help="what workers' lines mean: a list as in spec.health.logRules, or its file"

@@ -156,6 +156,9 @@ class Recipes:
             environment["UNBROKEN_WATCH"] = "1"
         if self.options.settings.preflight is not HealthMode.OFF:
             environment["UNBROKEN_PREFLIGHT"] = f"{self.options.settings.preflight_s:g}"
+        if self.options.settings.preflight_pairs:
+            # Pods of one host share its GPUs, which NCCL refuses.
+            environment["UNBROKEN_PREFLIGHT_PAIRS"] = "gloo"
         if self.memory is not None:
             environment["UNBROKEN_MEMORY_LIMIT"] = str(self.options.memory_bytes)
         if self.options.log_dir is not None:

@@ -21,6 +21,7 @@ from unbroken_core.pod.pod_messages import (
     Attach,
     DumpStack,
     End,
+    EndPairs,
     Follow,
     Inspect,
     Processes,
@@ -30,7 +31,7 @@ from unbroken_core.pod.pod_messages import (
     ToLauncher,
 )
 from unbroken_core.pod.stacks import stack_path
-from unbroken_core.protocol.messages import PROTOCOL
+from unbroken_core.protocol.messages import PROTOCOL, PairOrder
 from unbroken_core.vocabulary.errors import WireError, assert_never
 
 logger = logging.getLogger(__name__)
@@ -211,8 +212,8 @@ class WorkerWatch:
                 self._look_into(local_rank, number)
             case Inspect(local_rank=local_rank):
                 self._inspect(local_rank)
-            case Follow():
-                pass  # Output goes to torchrun, and passes by.
+            case Follow() | PairOrder() | EndPairs():
+                pass  # Output goes to torchrun, and passes by; and no pod here says that it tests with others.
             case Shutdown(message=message):
                 logger.info("the job is over: %s", message)
                 self.is_over.set()

@@ -316,3 +316,13 @@ def test_a_preflight_is_a_setting_of_the_job() -> None:
     assert in_flags(str(caught.value)) == (
         "--preflight-timeout: want less than --startup-timeout (60), in which a pod gets ready, got 120"
     )
+
+
+def test_tests_of_pairs_are_a_setting_of_the_job_and_need_a_preflight() -> None:
+    assert not read_options(["--preflight", "Act", "true"]).settings.preflight_pairs
+    assert read_options(["--preflight", "Act", "--preflight-pairs", "true"]).settings.preflight_pairs
+    with pytest.raises(InputError) as refused:
+        read_options(["--preflight-pairs", "true"])
+    assert (
+        in_flags(str(refused.value)) == "--preflight-pairs: want --preflight Observe or Act for tests of pairs, got Off"
+    )

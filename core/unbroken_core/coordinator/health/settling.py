@@ -31,14 +31,15 @@ from unbroken_core.recovery.health import (
     assess_preflights,
     why_spent,
 )
-from unbroken_core.vocabulary.findings import LOG_LINES, PREFLIGHT, Health, Verdict
+from unbroken_core.vocabulary.findings import LOG_LINES, PAIRS, PREFLIGHT, Health, Verdict
 from unbroken_core.vocabulary.reasons import Cause, Rung
 
 
 def receive_health(job: JobState, member: Member, health: Health | None, now_s: float) -> None:
     """Note what the watch of a pod says, and what lines of its workers say is slow by a log rule of the job."""
     findings = () if health is None else health.findings
-    watched = tuple(each for each in findings if each.check != LOG_LINES and each.check not in PREFLIGHT)
+    # What comes of tests of pairs is the coordinator's own to say.
+    watched = tuple(each for each in findings if each.check not in (LOG_LINES, *PREFLIGHT, PAIRS))
     if job.settings.health is not HealthMode.OFF:
         # A pod without a watch may have lines to tell.
         health = None if health is None or not watched else replace(health, findings=watched)
@@ -64,9 +65,13 @@ def settle_health(job: JobState, now_s: float) -> float:
         return math.inf
     basis = _basis(job, now_s)
     if basis != table.basis or now_s >= table.due_s:
-        # What is changed by this is judged once more with the next event.
         table.basis, table.due_s = basis, _judge(job, now_s)
     return table.due_s
+
+
+def is_settled(job: JobState, now_s: float) -> bool:
+    """Return whether nothing has changed since all was judged, by the judgement itself or by what came of it."""
+    return job.health.basis is None or job.health.basis == _basis(job, now_s)
 
 
 def _basis(job: JobState, now_s: float) -> tuple[object, ...]:

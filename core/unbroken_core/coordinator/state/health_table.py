@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from unbroken_core.recovery.health import Blame, Strike, preflight_strike_of, strike_of
-from unbroken_core.vocabulary.findings import PREFLIGHT, STRAGGLERS, Finding, Health, Verdict
+from unbroken_core.vocabulary.findings import PAIRS, PREFLIGHT, STRAGGLERS, Finding, Health, Verdict
 
 
 class Takers(NamedTuple):
@@ -29,8 +29,10 @@ class HealthTable:
     """Stragglers, likewise."""
     preflights: dict[str, tuple[Finding, ...]] = field(default_factory=dict)
     """What pods have found of themselves before their first process, likewise."""
+    pairs: dict[str, tuple[Finding, ...]] = field(default_factory=dict)
+    """What tests of pods with each other have found, likewise."""
     by_uid: dict[str, Health] = field(default_factory=dict)
-    """All three."""
+    """All four."""
     lines: dict[str, tuple[Finding, ...]] = field(default_factory=dict)
     """What lines of workers say is slow, by uid of a pod. They speak against nobody, and make no spare the last one."""
     strikes: dict[str, Strike] = field(default_factory=dict)
@@ -91,13 +93,27 @@ class HealthTable:
         if self.preflights.get(uid, ()) == findings:
             return
         self.preflights.pop(uid, None)
-        self.failed.pop(uid, None)
         if findings:
             self.preflights[uid] = findings
-        strike = preflight_strike_of(findings) if may_fail else None
+        self._note_failed(uid, may_fail)
+        self._merge(uid, now_s)
+
+    def note_pairs(self, uid: str, findings: tuple[Finding, ...], now_s: float, *, may_fail: bool) -> None:
+        """Take what tests with other pods have found of one; none: nothing, or the pod is gone."""
+        if self.pairs.get(uid, ()) == findings:
+            return
+        self.pairs.pop(uid, None)
+        if findings:
+            self.pairs[uid] = findings
+        self._note_failed(uid, may_fail)
+        self._merge(uid, now_s)
+
+    def _note_failed(self, uid: str, may_fail: bool) -> None:
+        self.failed.pop(uid, None)
+        found = (*self.preflights.get(uid, ()), *self.pairs.get(uid, ()))
+        strike = preflight_strike_of(found) if may_fail else None
         if strike is not None:
             self.failed[uid] = strike
-        self._merge(uid, now_s)
 
     def note_lines(self, uid: str, findings: tuple[Finding, ...]) -> None:
         """Take what lines of a pod's workers say is slow; none: nothing, or the pod is gone."""
@@ -110,7 +126,8 @@ class HealthTable:
 
     def _merge(self, uid: str, now_s: float) -> None:
         """Note what is known of a pod."""
-        told, slow, own = self.told.get(uid), self.slow.get(uid, ()), self.preflights.get(uid, ())
+        told, slow = self.told.get(uid), self.slow.get(uid, ())
+        own = (*self.preflights.get(uid, ()), *self.pairs.get(uid, ()))
         if slow or (told is not None and any(each.check == STRAGGLERS for each in told.findings)):
             # No watch can know one.
             others = () if told is None else tuple(each for each in told.findings if each.check != STRAGGLERS)
@@ -147,7 +164,8 @@ class HealthTable:
     def is_worn(self, uid: str) -> bool:
         """Return whether a pod's watch, or the pace of its workers, tells of more than a preflight would."""
         found = self.by_uid[uid].findings
-        return any(each.check not in PREFLIGHT and each.verdict.severity > Verdict.OK.severity for each in found)
+        own = (*PREFLIGHT, PAIRS)
+        return any(each.check not in own and each.verdict.severity > Verdict.OK.severity for each in found)
 
     def is_doubted(self, uid: str) -> bool:
         """Return whether something speaks against a pod."""

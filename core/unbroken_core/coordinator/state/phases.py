@@ -105,6 +105,8 @@ class Forming:
     """Set where the job ran before, until it is taken over again or formed anew."""
     last_call_s: float | None = None
     """Since when enough pods are ready."""
+    pairs_until_s: float | None = None
+    """Until when pods may test with each other before the first plan; None: they may not yet, or need not."""
     adoption: Adoption | None = None
     consulting: Consulting = Consulting()
     hold: Hold | None = None

@@ -254,6 +254,8 @@ def _preflight_variables(spec: Spec) -> list[Manifest]:
     if preflight.mode is HealthMode.OFF:
         return []
     wanted = [variable("UNBROKEN_PREFLIGHT", str(preflight.timeout_seconds))]
+    if preflight.pairs:
+        wanted.append(variable("UNBROKEN_PREFLIGHT_PAIRS", "1"))
     container = spec.template.spec.containers[0].model_dump(by_alias=True, exclude_none=True, mode="json")
     limits = (container.get("resources") or {}).get("limits") or {}
     num_gpus = str(limits.get(_GPUS, ""))
@@ -347,6 +349,8 @@ def _made_from(spec: Spec, template: Any) -> str:
     preflight = [item["value"] for item in _preflight_variables(spec)]
     if preflight:
         parts.append(preflight[0])
+    if preflight and spec.health.preflight.pairs:
+        parts.append("pairs")
     return json.dumps(parts, sort_keys=True)
 
 

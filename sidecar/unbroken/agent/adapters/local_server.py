@@ -18,6 +18,7 @@ from unbroken.agent.decisions.events import (
     LauncherLost,
     LauncherReported,
     LinesReported,
+    PairsReported,
     PreflightReported,
     WatchLost,
     WatchReported,
@@ -27,7 +28,7 @@ from unbroken.agent.decisions.events import (
 )
 from unbroken_core.pod.pod_messages import Attach, Lines, Processes, ToLauncher, ToWorker, WorkerReport
 from unbroken_core.protocol import wire
-from unbroken_core.protocol.messages import PROTOCOL
+from unbroken_core.protocol.messages import PROTOCOL, PairState
 from unbroken_core.vocabulary.errors import InputError, WireError
 from unbroken_core.vocabulary.findings import Health
 
@@ -212,7 +213,7 @@ class LocalServer:
         self._emit(LauncherAttached())
         try:
             while (line := await _read_line(reader)) is not None:
-                self._emit(_launchers_event(wire.decode(line, Union[Processes, Lines, Health])))
+                self._emit(_launchers_event(wire.decode(line, Union[Processes, Lines, Health, PairState])))
         finally:
             self._launcher = None
             self._emit(LauncherLost())
@@ -256,7 +257,9 @@ class LocalServer:
                 self._emit(WorkerLost(rank, incarnation))
 
 
-def _launchers_event(message: Processes | Lines | Health) -> Event:
+def _launchers_event(message: Processes | Lines | Health | PairState) -> Event:
+    if isinstance(message, PairState):
+        return PairsReported(message)
     if isinstance(message, Health):
         return PreflightReported(message)
     return LinesReported(message) if isinstance(message, Lines) else LauncherReported(message)

@@ -6,7 +6,7 @@ from typing import Union
 from unbroken_core.pod.memory_messages import OfAgent
 from unbroken_core.pod.pod_messages import Attach, Lines, Processes, ToLauncher, ToWorker, WorkerReport
 from unbroken_core.pod.stamps import WorkerStamps
-from unbroken_core.protocol.messages import AgentMessage, CertificateRequest, Plan, RendezvousMessage
+from unbroken_core.protocol.messages import AgentMessage, CertificateRequest, PairState, Plan, RendezvousMessage
 from unbroken_core.vocabulary.checkpoints import Held
 from unbroken_core.vocabulary.findings import Health
 
@@ -37,6 +37,13 @@ class PreflightReported:
     """The launcher says what the pod has found of itself before its first process."""
 
     message: Health
+
+
+@dataclass(frozen=True)
+class PairsReported:
+    """The launcher says whether the pod tests with others, and how the last such test went."""
+
+    message: PairState
 
 
 @dataclass(frozen=True)
@@ -148,6 +155,7 @@ Event = Union[
     LauncherReported,
     LinesReported,
     PreflightReported,
+    PairsReported,
     LauncherLost,
     WorkerAttached,
     WorkerReported,

@@ -46,6 +46,13 @@ class Instructions:
         return self.plan is not None and self.plan.iteration > self.interrupted
 
     @property
+    def has_ranks(self) -> bool:
+        """Whether this pod has ranks in the plan in force."""
+        return (
+            self.plan is not None and self.is_plan_in_force and any(part.rank is not None for part in self.plan.ranks)
+        )
+
+    @property
     def is_plan_open(self) -> bool:
         """Whether the rendezvous would still let workers enter the plan."""
         return self.plan is not None and self.plan.iteration > self.closed

@@ -34,6 +34,7 @@ from unbroken.agent.decisions.events import (
     LauncherLost,
     LauncherReported,
     LinesReported,
+    PairsReported,
     PreflightReported,
     Remember,
     RendezvousSent,
@@ -62,6 +63,7 @@ from unbroken.agent.decisions.keeping import Keeping, restart_of
 from unbroken.agent.decisions.log_lines import LogLines
 from unbroken.agent.decisions.orders import Orders
 from unbroken.agent.decisions.own_fault import confirm_faults, interrupt_early
+from unbroken.agent.decisions.pairs import PairTests
 from unbroken.agent.decisions.place import LocalPlace
 from unbroken.agent.decisions.reporting import Reporter
 from unbroken.agent.decisions.watching import Watching
@@ -77,6 +79,7 @@ from unbroken_core.protocol.messages import (
     Halt,
     Hello,
     Interrupt,
+    PairOrder,
     Plan,
     Refused,
     RendezvousMessage,
@@ -128,6 +131,7 @@ class PodMember:
         self._ages = IterationAges()
         self._keeping = Keeping()
         self._watching = Watching()
+        self._pairs = PairTests(host)
         self.log_lines = LogLines(settings.log_rules, -1 if memory.plan is None else memory.plan.iteration)
 
     # ------------------------------------------------------------------------------------------------------- queries
@@ -197,7 +201,7 @@ class PodMember:
     def take(self, event: Event, now_s: float) -> None:
         """Note one event. Several may be taken before one `settle`."""
         match event:
-            case LauncherAttached() | LauncherReported() | LauncherLost():
+            case LauncherAttached() | LauncherReported() | LauncherLost() | PairsReported():
                 self._take_launcher(event)
             case WorkerAttached() | WorkerReported() | WorkerLost() | WorkerDied():
                 self._take_worker(event, now_s)
@@ -239,18 +243,22 @@ class PodMember:
             found = Health(())
         self.reporter.health = found
 
-    def _take_launcher(self, event: LauncherAttached | LauncherReported | LauncherLost) -> None:
+    def _take_launcher(self, event: LauncherAttached | LauncherReported | LauncherLost | PairsReported) -> None:
         match event:
             case LauncherAttached():
                 self._has_launcher, self._is_launcher_lost = True, False
                 self.orders.forget_launcher()
                 self._is_follow_due = bool(self.settings.log_rules)
+                self._pairs.attach()
             case LauncherReported(message=processes):
                 self._receive_processes(processes)
             case LauncherLost():
                 self._has_launcher, self._is_launcher_lost = False, True
+                self._pairs.lose()
                 for place in self.places:
                     place.lose_launcher()
+            case PairsReported(message=said):
+                self._pairs.take(said)
             case _:
                 assert_never(event)
 
@@ -343,6 +351,8 @@ class PodMember:
         instructions.term = message.term
         if isinstance(message, (Certificate, Buddies)):
             self._keeping.receive(message)
+        elif isinstance(message, PairOrder):
+            self._pairs.receive(message)
         else:
             self._obey(message)
 
@@ -411,6 +421,7 @@ class PodMember:
         if self._is_follow_due:
             self._is_follow_due = False
             actions.append(SendToLauncher(Follow(self.settings.log_rules)))
+        actions += self._pairs.settle(has_launcher=self._has_launcher, has_ranks=self.instructions.has_ranks)
         actions += self.orders.issue(workers, self._has_launcher, self.is_accepted, self._contact.lost_since_s, now_s)
         if self.settings.log_rules and self.log_lines.note_entries(self.places, self.workers, now_s):
             self._note_health()
@@ -460,6 +471,7 @@ class PodMember:
 
     def _report(self, now_s: float) -> list[Action]:
         workers = self.workers
+        self.reporter.pairs = self._pairs.state
         self.reporter.checkpoint_s = checkpoint_s(self.places, workers)
         self.reporter.checkpoint_after_s = checkpoint_after_s(self.places, workers)
         self.reporter.step_ago_s = step_ago_s(self.places, workers, now_s)
@@ -487,6 +499,7 @@ class PodMember:
             workers=workers,
             memory=self.reporter.held,
             health=self.reporter.health,
+            pairs=self.reporter.pairs,
             checkpoint_s=self.reporter.checkpoint_s,
             step_ago_s=self.reporter.step_ago_s,
             entered_ago_s=self._ages.entered_ago_s(now_s),

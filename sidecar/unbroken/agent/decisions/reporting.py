@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Union
 
 from unbroken_core.protocol.bounds import MAX_SECONDS
-from unbroken_core.protocol.messages import Fault, Heartbeat, Pace, Report, WorkerState
+from unbroken_core.protocol.messages import Fault, Heartbeat, Pace, PairState, Report, WorkerState
 from unbroken_core.vocabulary.checkpoints import Held
 from unbroken_core.vocabulary.findings import Health, is_news
 from unbroken_core.vocabulary.reasons import WorkerPhase
@@ -72,6 +72,9 @@ class Reporter:
         """What the pod's watch has found; None without one."""
         self._health_sent: Health | None = None
         self._health_sent_s = -_HEALTH_GATHER_S
+        self.pairs: PairState | None = None
+        """What is told of tests with other pods; None where there are none."""
+        self._pairs_sent: PairState | None = None
         self._fault_since_s: dict[tuple[int, Fault], float] = {}
         """When each present fault was noted; at that time its age was the one that it states."""
 
@@ -126,7 +129,7 @@ class Reporter:
     def note_hello(self, workers: tuple[WorkerState, ...], now_s: float) -> tuple[WorkerState, ...]:
         """Note that Hello is sent now; return the workers that it reports."""
         self._is_hello_sent, self._held_sent, self._held_since_s = True, self.held, None
-        self._health_sent = self.health
+        self._health_sent, self._pairs_sent = self.health, self.pairs
         self._sent, self._is_leaving_sent, self._sent_s, self._num_entered = workers, False, now_s, 0
         return tuple(self._aged(state, now_s) for state in workers)
 
@@ -165,9 +168,11 @@ class Reporter:
         if held is not None:
             self._held_sent_s = now_s
         self._held_sent, self._held_since_s = self.held, None
-        health = self.health if self._has_health_news else None
-        if health is not None:
-            self._health_sent, self._health_sent_s = health, now_s
+        has_found = self._has_health_news
+        health, pairs = self._news_of_health(), self.pairs if self.pairs != self._pairs_sent else None
+        if has_found:
+            self._health_sent_s = now_s
+        self._pairs_sent = self.pairs
         entered_ago_s = now_s - self._entered_s if num_entered else 0.0
         return Report(
             self._seq,
@@ -180,6 +185,7 @@ class Reporter:
             self._new_paces(),
             self.step_ago_s,
             self.checkpoint_after_s,
+            pairs,
         )
 
     def _new_paces(self) -> tuple[Pace, ...]:
@@ -188,8 +194,18 @@ class Reporter:
         self._paces_sent.update({pace.local_rank: pace for pace in new})
         return new
 
+    def _news_of_health(self) -> Health | None:
+        """Return what was found and not told, and note it as told; None for nothing."""
+        if self.health is None or not is_news(self._health_sent, self.health):
+            return None
+        self._health_sent = self.health
+        return self.health
+
     @property
     def _has_health_news(self) -> bool:
+        """Whether something was found, or a test of pairs has ended."""
+        if self.pairs != self._pairs_sent:
+            return True
         return self.health is not None and is_news(self._health_sent, self.health)
 
     def _is_held_due(self, now_s: float) -> bool:

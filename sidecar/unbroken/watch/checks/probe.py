@@ -18,14 +18,14 @@ from unbroken.watch.checks.check import Check, Judgement
 from unbroken.watch.child import CommandResult, CommandRunner
 from unbroken.watch.counters import Looks, look_again
 from unbroken_core.vocabulary.errors import InputError
-from unbroken_core.vocabulary.findings import LOG_LINES, PREFLIGHT, STRAGGLERS, Finding, Verdict
+from unbroken_core.vocabulary.findings import LOG_LINES, PAIRS, PREFLIGHT, STRAGGLERS, Finding, Verdict
 
 MAX_PROBES: Final = 8
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,37}[a-z0-9])?", re.ASCII)
 BUILT_IN: Final = frozenset(
     (
         *("gpu", "gpu-events", "ports", "network", "pcie", "storage", "memory", "oom", "clock", "watch", "extensions"),
-        *(STRAGGLERS, LOG_LINES, *PREFLIGHT),
+        *(STRAGGLERS, LOG_LINES, *PREFLIGHT, PAIRS),
     )
 )
 _VERDICTS: Final = {verdict.value: verdict for verdict in (Verdict.DEGRADED, Verdict.SUSPECT, Verdict.FATAL)}

@@ -24,6 +24,7 @@ from unbroken.launch.workers import Workers
 from unbroken_core.pod.pod_messages import Attach, DumpStack, End, Processes, ProcessState, Shutdown, Spawn, ToLauncher
 from unbroken_core.pod.stacks import stack_path
 from unbroken_core.protocol import wire
+from unbroken_core.protocol.messages import PairState
 from unbroken_core.vocabulary.findings import Health
 
 LIMIT_S = 60.0
@@ -38,6 +39,7 @@ class AgentDouble:
         self.processes: Processes | None = None
         self.history: list[ProcessState] = []
         self.health: Health | None = None
+        self.pairs: PairState | None = None
         self._listener: socket.socket | None = None
         self._connection: socket.socket | None = None
         self._unread = b""
@@ -120,10 +122,19 @@ class AgentDouble:
             self._take()
         return self.health
 
+    def wait_pairs(self, is_enough: Callable[[PairState], Any]) -> PairState:
+        """Read what is said of tests with other pods until it is enough."""
+        while self.pairs is None or not is_enough(self.pairs):
+            self._take()
+        return self.pairs
+
     def _take(self) -> None:
-        said: Processes | Health = wire.decode(self.wait_line(), Union[Processes, Health])
+        said: Processes | Health | PairState = wire.decode(self.wait_line(), Union[Processes, Health, PairState])
         if isinstance(said, Health):
             self.health = said
+            return
+        if isinstance(said, PairState):
+            self.pairs = said
             return
         self.processes = said
         self.history += said.processes

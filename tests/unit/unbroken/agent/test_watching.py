@@ -3,15 +3,27 @@
 from dataclasses import replace
 
 import pytest
+from tests.unit.unbroken.agent.test_member import Pod, plan
 
-from unbroken.agent.decisions.events import PreflightReported, WatchLost, WatchReported
+from unbroken.agent.decisions.events import (
+    Action,
+    LauncherAttached,
+    LauncherLost,
+    PairsReported,
+    PreflightReported,
+    SendToLauncher,
+    SendToRendezvous,
+    WatchLost,
+    WatchReported,
+)
 from unbroken.agent.decisions.reporting import _HEALTH_GATHER_S, Reporter
 from unbroken.agent.decisions.watching import ENDED, Watching
+from unbroken_core.pod.pod_messages import EndPairs
 from unbroken_core.protocol import wire
-from unbroken_core.protocol.messages import Heartbeat, Report, WorkerState
+from unbroken_core.protocol.messages import Heartbeat, Hello, PairOrder, PairState, Report, WorkerState
 from unbroken_core.vocabulary.errors import WireError
 from unbroken_core.vocabulary.findings import MAX_FINDINGS, PREFLIGHT, Finding, Health, Verdict, bounded
-from unbroken_core.vocabulary.reasons import WorkerPhase
+from unbroken_core.vocabulary.reasons import Role, WorkerPhase
 
 RUNNING = (WorkerState(0, 0, WorkerPhase.RUNNING, 1),)
 OK = Finding("clock", "node", Verdict.OK)
@@ -108,3 +120,93 @@ def test_neither_speaks_for_the_other() -> None:
     watching = Watching()
     assert watching.note(WatchReported(Health((wrong, OK)))) == Health((OK,))
     assert watching.note(PreflightReported(Health((LOST, wrong)))) == Health((wrong, OK))
+
+
+SAID = PairState(700, gpus=8)
+
+
+def orders(actions: list[Action]) -> list[PairOrder | EndPairs]:
+    """Return what the launcher is told of tests with other pods."""
+    messages = (action.message for action in actions if isinstance(action, SendToLauncher))
+    return [message for message in messages if isinstance(message, (PairOrder, EndPairs))]
+
+
+def order(number: int, term: int = 1) -> PairOrder:
+    return PairOrder(term, number, 0, "127.0.0.9", 700, 0, 15.0)
+
+
+def told(actions: list[Action]) -> list[PairState]:
+    """Return what the rendezvous is told of them."""
+    messages = (action.message for action in actions if isinstance(action, SendToRendezvous))
+    return [each.pairs for each in messages if isinstance(each, (Hello, Report)) and each.pairs is not None]
+
+
+def spare() -> Pod:
+    """A pod without ranks, which tests with others."""
+    pod = Pod()
+    pod.join()
+    pod.start_workers()
+    pod.step(PairsReported(SAID))
+    pod.after(1.0)
+    return pod
+
+
+def test_a_pod_says_that_it_tests_with_others_and_where_it_is_met() -> None:
+    pod = Pod()
+    pod.join()
+    (said,) = told([*pod.step(LauncherAttached(), PairsReported(replace(SAID, host="evil"))), *pod.after(1.0)])
+    assert said == replace(SAID, host="127.0.0.9")
+    assert told(pod.after(1.0)) == []
+    (again,) = told(pod.join())
+    assert again == said
+
+
+def test_an_order_is_passed_on_once_and_its_answer_told() -> None:
+    pod = spare()
+    assert orders(pod.hear(order(1))) == [order(1)]
+    assert orders([*pod.hear(order(1)), *pod.hear(order(1, 0)), *pod.after(1.0)]) == []
+    pod.step(PairsReported(replace(SAID, term=1, number=1, has_passed=True)))
+    assert pod.member.reporter.pairs == PairState(700, "127.0.0.9", 8, 1, 1, True)
+
+
+def test_an_answer_to_what_was_not_ordered_is_not_told() -> None:
+    pod = spare()
+    pod.hear(order(2))
+    for term, number in ((1, 1), (1, 3), (2, 2)):
+        pod.step(PairsReported(replace(SAID, term=term, number=number, has_passed=False, why="a lie")))
+        assert pod.member.reporter.pairs == replace(SAID, host="127.0.0.9")
+
+
+def test_a_pod_with_ranks_tests_no_more() -> None:
+    pod = spare()
+    assert orders([*pod.hear(plan(0)), *pod.after(1.0)]) == [EndPairs()]
+    assert orders([*pod.hear(order(1)), *pod.after(1.0)]) == []
+    assert orders([*pod.step(LauncherAttached()), *pod.after(1.0)]) == [EndPairs()]
+
+
+def test_a_spare_in_a_plan_still_does() -> None:
+    pod = spare()
+    assert orders(pod.hear(plan(0, role=Role.SPARE))) == []
+    assert orders(pod.hear(order(1))) == [order(1)]
+
+
+def test_a_pod_whose_launcher_is_gone_does_not() -> None:
+    pod = spare()
+    pod.step(LauncherLost())
+    assert pod.member.reporter.pairs == PairState(0, "127.0.0.9", 8)
+
+
+def test_a_pod_that_says_nothing_of_tests_is_told_nothing() -> None:
+    pod = Pod()
+    pod.join()
+    pod.start_workers()
+    assert orders([*pod.hear(order(1)), *pod.hear(plan(0))]) == []
+
+
+def test_a_launcher_that_floods_with_states_costs_few_reports() -> None:
+    reporter = joined()
+    num_reports = 0
+    for number in range(1000):
+        reporter.pairs = replace(SAID, gpus=number)
+        num_reports += reporter.next_message(RUNNING, False, False, number * 0.001) is not None
+    assert num_reports <= 1.0 / _HEALTH_GATHER_S + 1

@@ -322,6 +322,23 @@ def test_pods_are_told_how_long_to_test_themselves_and_how_many_gpus_they_have(m
     assert preflight_variables(valid(health=spec)) == {"UNBROKEN_PREFLIGHT": "45"}
 
 
+def test_pods_that_test_with_each_other_are_told_so_and_made_anew_for_it() -> None:
+    alone = valid(health={"preflight": {"mode": "Act"}})
+    pairs = valid(health={"preflight": {"mode": "Act", "pairs": True}})
+    assert preflight_variables(pairs) == {"UNBROKEN_PREFLIGHT": "120", "UNBROKEN_PREFLIGHT_PAIRS": "1"}
+    assert (pairs.settings.preflight_pairs, alone.settings.preflight_pairs) == (True, False)
+    assert settings_from_json(settings_to_json(pairs.settings)) == pairs.settings
+    assert "pairs" not in settings_to_json(alone.settings)
+    assert template_digest(pairs.spec) != template_digest(alone.spec)
+
+
+def test_tests_of_pairs_without_a_preflight_are_refused() -> None:
+    verdict = admit(a_job(health={"preflight": {"pairs": True}}))
+    assert isinstance(verdict, InvalidSpec)
+    said = "health.preflight.pairs: want health.preflight.mode Observe or Act for tests of pairs, got Off"
+    assert any(said in text for text in verdict.violations), verdict.violations
+
+
 def test_pods_are_made_anew_for_what_they_test_and_not_for_what_becomes_of_it() -> None:
     observed, acted_on = (valid(health={"preflight": {"mode": mode}}) for mode in ("Observe", "Act"))
     assert template_digest(observed.spec) == template_digest(acted_on.spec) != template_digest(valid().spec)
