@@ -86,8 +86,10 @@ class Contents:
         with torch.no_grad():
             if type(planner) is nested.LoadPlanner:
                 # All places first: between two copies the processor's caches hold nothing of what finds them.
-                for target, part in [self._found(item, planner) for item in plan.items if _is_tensor(item)]:
+                found = [(item, self._found(item, planner)) for item in plan.items if _is_tensor(item)]
+                for item, (target, part) in found:
                     target.copy_(part)
+                    planner.commit_tensor(item, target)
             for item in plan.items:
                 if not _is_tensor(item):
                     self._read_object(item, planner)
