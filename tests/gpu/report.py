@@ -43,7 +43,8 @@ def of_tests(suite: Element, seconds: float) -> Row:
     reasons = sorted({one.get("message", "") for one in suite.iter("skipped")})
     bad = counts["failures"] + counts["errors"]
     seen = f"{passed} passed, {bad} failed, {counts['skipped']} skipped"
-    seen += "".join(f"; {text}" for text in (*names, *reasons))
+    told = [one.get("value", "") for one in suite.iter("property") if one.get("name") == "seen"]
+    seen += "".join(f"; {text}" for text in (*names, *reasons, *told))
     return Row("tests marked gpu", seconds, Result.FAILED if bad or not passed else Result.OK, seen)
 
 

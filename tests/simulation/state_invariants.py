@@ -3,6 +3,7 @@
 import math
 
 from unbroken_core.coordinator.coordinator import Coordinator
+from unbroken_core.coordinator.health.settling import is_settled
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import OVER, Forming, Interrupted, Planned, Running
 from unbroken_core.coordinator.status import build_pods
@@ -33,6 +34,8 @@ def check_state(coordinator: Coordinator, now_s: float, term: int, iteration: in
         _check_members(job)
         if coordinator.status(now_s, str).pods != build_pods(job):
             raise BrokenStateError("the status shows pods of another revision")
+    if not is_settled(job, now_s):
+        raise BrokenStateError("findings are to be judged again, by what the step itself has changed")
     deadline_s = coordinator.next_deadline_s()
     if deadline_s is not None and not now_s < deadline_s < math.inf:
         raise BrokenStateError(f"a tick is due at {deadline_s}, and was not taken at {now_s}")

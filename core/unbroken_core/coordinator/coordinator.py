@@ -32,7 +32,7 @@ from unbroken_core.coordinator.events import (
     Tick,
 )
 from unbroken_core.coordinator.health.pairs import settle_pairs
-from unbroken_core.coordinator.health.settling import settle_health
+from unbroken_core.coordinator.health.settling import is_settled, settle_health
 from unbroken_core.coordinator.receiving import join, lose_connection, observe, receive
 from unbroken_core.coordinator.resolver import resolve
 from unbroken_core.coordinator.state.job import JobState, Numbers
@@ -44,6 +44,9 @@ from unbroken_core.recovery.history import History
 from unbroken_core.recovery.progress import Progress
 from unbroken_core.vocabulary.errors import assert_never
 from unbroken_core.vocabulary.reasons import JobPhase, Rung
+
+_MAX_TURNS = 6
+"""Judgements of findings in one step."""
 
 
 class Coordinator:
@@ -119,18 +122,15 @@ class Coordinator:
                 pass
             case _:
                 assert_never(event)
-        look_again_s, before = settle_health(job, now_s), job.phase.kind
-        until_s = resolve(job, now_s)
-        if job.health.doubts and job.phase.kind is not before:
-            # Whom one phase lets nobody blame, the next one may.
+        for _turn in range(_MAX_TURNS):
             look_again_s = settle_health(job, now_s)
             until_s = resolve(job, now_s)
-        settled = job.pairs.num_settled, job.pairs.is_open
-        pairs_s = settle_pairs(job, now_s)
-        if settled != (job.pairs.num_settled, job.pairs.is_open):
-            # The first plan may wait for it, or no longer; and who was named is judged.
-            look_again_s = settle_health(job, now_s)
-            until_s = resolve(job, now_s)
+            tested = job.pairs.progress
+            pairs_s = settle_pairs(job, now_s)
+            # Whom one phase lets nobody blame, the next one may; and who was blamed may be lost. The first plan waits
+            # for tests of pairs, or no longer, and who was named by them is judged.
+            if tested == job.pairs.progress and is_settled(job, now_s):
+                break
         self._deadline_s = min(until_s, settle_copies(job, now_s), look_again_s, pairs_s)
         note_time(job, now_s)
         if job.version != version:

@@ -175,4 +175,5 @@ def _open_incident(job: JobState, now_s: float, lost_s: float | None) -> None:
         incident = None
     if incident is None:
         is_barren = not job.progress.has_gained(now_s)
+        job.growth = job.growth if is_barren else None
         job.history.open(now_s, job.world.iteration, job.world.size, is_barren, lost_s)

@@ -1,7 +1,7 @@
 """From a fault to the next plan: what an interrupted job waits for, and what the ladder makes of what is there."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import takewhile
 
@@ -237,6 +237,13 @@ def _is_kept_apart(job: JobState, outcome: Outcome, possible: frozenset[Rung]) -
     return isinstance(outcome, Shortage) and not outcome.is_objection and is_enough and is_replaced
 
 
+def _least_without(job: JobState, lone: Collection[str], possible: Collection[Rung]) -> int:
+    """Return how many ranks there have to be without these pods: as many as before the last growth, if it is theirs."""
+    growth = job.growth
+    may_shrink = growth is not None and growth.pods.issuperset(lone) and Rung.WORLD in possible
+    return growth.size_before if growth is not None and may_shrink else job.world.size
+
+
 def _note_end_of_shortage(phase: Interrupted, outcome: Outcome, now_s: float) -> Interrupted:
     is_enough = phase.was_short and not isinstance(outcome, Shortage)
     if is_enough == (phase.enough_at_s is not None):
@@ -258,6 +265,13 @@ def _outcome(
     # A new process at an old place is the process rung: such places are spares of the next interruption at best.
     respawned: dict[str, set[int]] = {} if Rung.PROCESS in possible else phase.respawned
     worn = job.worn_spares()
+    lone = job.failing_alone()
+    if lone:
+        others = {uid: set(job.members.by_uid[uid].places) for uid in lone}
+        ranking.exclude({**respawned, **newcomers.places, **worn, **others})
+        without = ranking.following(may_promote=Rung.POD in possible, may_grow=Rung.WORLD in possible)
+        if isinstance(without, World) and without.world_size >= _least_without(job, lone, possible):
+            return without
     if worn:
         # Whose devices are worn, or suspect, is promoted only where nobody else can be.
         ranking.exclude({**respawned, **newcomers.places, **worn})

@@ -29,6 +29,8 @@ from unbroken_core.vocabulary.reasons import Cause, Phase, Reason, Rung, WorkerP
 GROWTH = ""
 """In place of a pod's uid where ranks move to grow: nobody in particular leaves."""
 _AT_ONCE = "moves at once: "
+_MAX_WHY = 300
+"""Characters of a fault in a status."""
 _Goal = tuple[int, Awaited]
 """A step, and what is to be done after it."""
 _GO_ON: _Goal = (NO_STEP, Awaited.STAND)
@@ -261,7 +263,12 @@ def _running_text(job: JobState) -> str:
     """Return what the status says of an iteration that runs."""
     size, wanted = job.world.size, job.rules.wanted_ranks
     fewer = "" if size >= wanted else f", {wanted - size} fewer than wanted"
-    return f"iteration {job.world.iteration} runs with {counted(size, 'rank')}{fewer}"
+    left = [uid for uid in job.set_aside if uid in job.members.by_uid and uid not in job.members.active]
+    aside = ""
+    if left:
+        names, why = shorten_names(left, job.members.name), job.set_aside[left[-1]][:_MAX_WHY]
+        aside = f"; {names} failed alone, again and again, and is the last choice for ranks: {why}"
+    return f"iteration {job.world.iteration} runs with {counted(size, 'rank')}{fewer}{aside}"
 
 
 def _is_first_progress(job: JobState) -> bool:

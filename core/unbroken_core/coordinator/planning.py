@@ -1,5 +1,6 @@
 """Cutting a plan, and bringing the workers into it."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from unbroken_core.coordinator.adoption.previous_world import new_world
@@ -8,7 +9,7 @@ from unbroken_core.coordinator.ending import finish
 from unbroken_core.coordinator.memory.choosing import Ended, recall
 from unbroken_core.coordinator.memory.holders import Run, named_fetches
 from unbroken_core.coordinator.memory.table import StepKey
-from unbroken_core.coordinator.state.job import JobState, StatusText
+from unbroken_core.coordinator.state.job import Growth, JobState, StatusText
 from unbroken_core.coordinator.state.members import ActiveWorld
 from unbroken_core.coordinator.state.phases import Forming, Interrupted, Planned
 from unbroken_core.coordinator.state.places import Member
@@ -63,9 +64,11 @@ def cut_plan(job: JobState, decision: CutPlan, now_s: float) -> None:
     iteration = job.numbers.highest_iteration + 1
     job.numbers = replace(job.numbers, highest_iteration=iteration)
     world = ActiveWorld(now_s, iteration, cut.world.world_size, ranking.num_spare_ranks)
+    lone, before, active = job.failing_alone(), job.world, frozenset(job.members.active)
     job.history.num_broken_spares += cut.world.num_broken
     ended = Ended(job.world.iteration, _cause(job), job.progress.max_step)
     job.members.begin(world, cut)
+    _note_who_came_and_left(job, lone, before, active)
     if job.checkpoints.is_used:
         job.recall = recall(job.checkpoints, job.recall, ended, note_seats(job))
     if decision.rung is not None:
@@ -80,6 +83,18 @@ def cut_plan(job: JobState, decision: CutPlan, now_s: float) -> None:
     job.report = StatusText(
         reason, f"iteration {iteration}: waits for {counted(world.size, 'rank')} to enter the training function"
     )
+
+
+def _note_who_came_and_left(job: JobState, lone: Iterable[str], before: ActiveWorld, active: frozenset[str]) -> None:
+    """Note which pods the new world leaves out for what they did, and which have come in if it has grown."""
+    members, incident = job.members, job.history.running
+    if incident is not None and lone:
+        left = (uid for uid in lone if uid in members.by_uid and not members.by_uid[uid].ranks)
+        known = {uid: why for uid, why in job.set_aside.items() if uid in members.by_uid}
+        job.set_aside = known | dict.fromkeys(left, incident.culprit.text)
+    if before.iteration >= 0 and job.world.size > before.size > 0:
+        came = frozenset(uid for uid, member in members.by_uid.items() if member.ranks and uid not in active)
+        job.growth = Growth(before.size, came)
 
 
 def note_seats(job: JobState) -> dict[int, str]:

@@ -31,6 +31,8 @@ _ASKS = "asks all ranks what they do"
 _HEIGHT = {rung: number for number, rung in enumerate(Rung)}
 _MAX_MISTAKES = 64
 """Of one recovery, by their words."""
+_MAX_TRIES = 16
+"""Of those in a row without progress that are remembered."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,10 @@ class Incident:
     """Whether something else ended one of the plans."""
     _num_plans_named: int = field(default=-1, init=False)
     """`num_plans` at the verdict."""
+    _by_words: dict[tuple[str, ...], set[str]] = field(default_factory=dict, init=False)
+    """Pods that have failed with these words, of faults that a script has."""
+    _ends: list[FaultRecord] = field(default_factory=list, init=False)
+    """What ended each plan of this recovery, all but the first one."""
 
     @property
     def culprit(self) -> FaultRecord:
@@ -157,6 +163,10 @@ class Incident:
             words = _words(fault)
             if words in self._by_mistake or len(self._by_mistake) < _MAX_MISTAKES:
                 self._by_mistake.setdefault(words, set()).add(key)
+        if fault.cause in SCRIPT_CAUSES and fault.pod_uid:
+            words = _words(fault)
+            if words in self._by_words or len(self._by_words) < _MAX_MISTAKES:
+                self._by_words.setdefault(words, set()).add(fault.pod_uid)
         known = self.faults.get(key)
         if known is not None and known.cause.severity >= fault.cause.severity:
             return False
@@ -175,6 +185,22 @@ class Incident:
         is_same = _words(fault) == self.words
         self._num_alike = self._num_alike + 1 if is_same else 0
         self._has_varied = self._has_varied or not is_same
+        self._ends.append(fault)
+
+    @property
+    def num_tries(self) -> int:
+        """Plans that it took so far, the one that was interrupted first included."""
+        return 1 + len(self._ends)
+
+    @property
+    def tries(self) -> tuple[frozenset[str], ...]:
+        """Return for each of them which pods have failed; none where that says nothing of a pod."""
+        return tuple(map(self._who_failed, (self.culprit, *self._ends)))
+
+    def _who_failed(self, fault: FaultRecord) -> frozenset[str]:
+        if fault.cause not in SCRIPT_CAUSES or not fault.pod_uid:
+            return frozenset()
+        return frozenset({fault.pod_uid, *self._by_words.get(_words(fault), ())})
 
     def num_same(self, words_before: tuple[str, ...], num_before: int) -> int:
         """Return how often in a row its fault has come, if it came so often with these words before it."""
@@ -300,6 +326,7 @@ class History:
         self._same_workers: set[tuple[str, int | None]] = set()
         """Who failed with these words in the last recoveries in a row."""
         self._num_same = 0
+        self._tries: tuple[frozenset[str], ...] = ()
 
     def open(
         self, now_s: float, iteration: int, world_size: int, is_barren: bool = False, lost_s: float | None = None
@@ -376,6 +403,20 @@ class History:
         num_barren = self._num_barren if incident.is_barren else 0
         return num_barren + (incident.culprit.cause in SCRIPT_CAUSES)
 
+    def who_failed(self, num_tries: int) -> frozenset[str]:
+        """Return which pods ended the last so many plans in a row, without progress between them; none: not only they.
+
+        The plan of the running recovery is the last one.
+        """
+        incident = self.running
+        if incident is None or not incident.faults:
+            return frozenset()
+        before = self._tries if incident.is_barren else ()
+        if len(before) + incident.num_tries < num_tries:
+            return frozenset()  # The usual case, for which nothing is put together.
+        last = (*before, *incident.tries)[-num_tries:]
+        return frozenset().union(*last) if all(last) else frozenset()
+
     @property
     def num_same(self) -> int:
         """Recoveries in a row, the running one included, from the same fault of the script without progress."""
@@ -403,6 +444,7 @@ class History:
             return
         self.num_changes += 1
         self._num_barren, self._num_same = self._count_barren(incident), self._count_same(incident)
+        self._tries = ((*self._tries, *incident.tries) if incident.is_barren else incident.tries)[-_MAX_TRIES:]
         before = self._same_workers if incident.follows(self._last_words) else set()
         self._same_workers = incident.same_workers | before
         self._last_words = incident.words

@@ -13,7 +13,15 @@ from unbroken.memory.client import KeeperClient
 from unbroken.memory.pacing import may_replace
 from unbroken.memory.place import WorkerInfo
 from unbroken.memory.shard import Shard
-from unbroken.memory.slots import Author, Populating, Slot, SlotChangedError, fits, needed_bytes
+from unbroken.memory.slots import (
+    Author,
+    Populating,
+    Slot,
+    SlotChangedError,
+    device_to_register,
+    fits,
+    needed_bytes,
+)
 from unbroken_core.pod.memory_messages import (
     Done,
     Fetched,
@@ -104,7 +112,7 @@ class WorkerSlots:
         if not isinstance(answer, Reserved):
             return f"no keeper answers at {self.folder}: its log is the agent's"
         try:
-            self._map(answer)
+            self._map(answer, shard)
         except (OSError, ValueError) as error:
             return f"the slots that the keeper has made cannot be mapped: {error}"
         return ""
@@ -253,7 +261,7 @@ class WorkerSlots:
             return min(order)[1]
         return 1 - self._kept
 
-    def _map(self, answer: Reserved) -> None:
+    def _map(self, answer: Reserved, shard: Shard) -> None:
         if self._populating is not None:
             self._populating.stop()
         for slot in self._slots:
@@ -261,7 +269,7 @@ class WorkerSlots:
         self._slots = []
         self._slots = [Slot(path) for path in answer.paths]
         self._job = bytes.fromhex(answer.job)
-        self._populating = Populating(list(self._slots))
+        self._populating = Populating(list(self._slots), device_to_register(shard))
 
 
 _arena: WorkerSlots | None = None

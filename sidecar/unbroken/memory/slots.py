@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from unbroken.memory.checksums import checksum
+from unbroken.memory.device_copies import Cuda, DeviceCopies, Runtime, are_wanted
 from unbroken.memory.shard import Shard
 from unbroken_core.pod.memory_slots import (
     CONTENT_OFFSET,
@@ -39,6 +40,7 @@ _POPULATE_BYTES = 64 << 20
 _NUM_SAMPLES = 4
 _SAMPLE_BYTES = 64 << 10
 _libc = ctypes.CDLL(None, use_errno=True)
+_left_mapped: list[mmap.mmap] = []
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ class SlotChangedError(Exception):
 class Slot:
     """One mapped slot. Written by one thread at a time."""
 
-    def __init__(self, path: str) -> None:
-        """Map it. Raises OSError."""
+    def __init__(self, path: str, devices: Runtime | None = None) -> None:
+        """Map it. `devices`: the ones that tensors may be on; None: those of CUDA. Raises OSError."""
         self.path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -69,6 +71,7 @@ class Slot:
             os.close(self._descriptor)
             raise
         self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self.device_copies = DeviceCopies(self.bytes, Cuda() if devices is None else devices)
         self._views: tuple[bytes, tuple[torch.Tensor, ...]] = (b"", ())
 
     @property
@@ -86,7 +89,13 @@ class Slot:
                 return
 
     def lock(self) -> bool:
-        """Keep others from reading it; return False when the keeper reads it, to copy it to another pod."""
+        """Keep others from reading it.
+
+        Return False when the keeper reads it, to copy it to another pod, and when a device has not ended a copy that
+        was given up. Raises RuntimeError when the device fails.
+        """
+        if self.device_copies.are_under_way:
+            return False
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -132,18 +141,24 @@ class Slot:
         return head
 
     def copy(self, shard: Shard, may_go_on: Callable[[], bool]) -> tuple[Sample, ...]:
-        """Copy a shard in; return samples of its source. Raises SlotChangedError."""
+        """Copy a shard in; return samples of its source. Raises SlotChangedError, RuntimeError when a device fails."""
         layout = shard.layout
         samples = _take_samples(shard)
         versions = _versions(shard.sources)
         self._map[CONTENT_OFFSET : CONTENT_OFFSET + len(layout.text)] = layout.text
         start = CONTENT_OFFSET + layout.objects_offset
         self._map[start : start + len(shard.objects)] = shard.objects
+        of_devices = []
         with torch.no_grad():
             for target, source in zip(self._targets(shard), shard.sources, strict=True):
                 if not may_go_on():
                     raise SlotChangedError("another iteration has begun")
-                target.copy_(source)
+                if self.device_copies.takes(source):
+                    of_devices.append((target, source))
+                else:
+                    target.copy_(source)
+            if not self.device_copies.copy(of_devices, may_go_on):
+                raise SlotChangedError("another iteration has begun")
         if _versions(shard.sources) != versions:
             raise SlotChangedError("the tensors changed while they were copied")
         return samples
@@ -158,9 +173,15 @@ class Slot:
 
     def close(self) -> None:
         """Unmap, unless somebody still has a tensor in it."""
+        is_ours = self.device_copies.close()
         self._views = (b"", ())
-        del self.bytes
+        if not is_ours:
+            # A device may write to it still: it stays mapped until this process ends.
+            _left_mapped.append(self._map)
+        del self.bytes, self.device_copies
         os.close(self._descriptor)
+        if not is_ours:
+            return
         try:
             self._map.close()
         except BufferError:
@@ -183,11 +204,11 @@ class Slot:
 
 
 class Populating:
-    """A thread that populates slots in the background; it ends with them."""
+    """A thread that populates slots in the background, and registers them with a device; it ends with them."""
 
-    def __init__(self, slots: list[Slot]) -> None:
+    def __init__(self, slots: list[Slot], device: torch.device | None) -> None:
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(slots,), name="unbroken-populate", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(slots, device), name="unbroken-populate", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
@@ -199,9 +220,18 @@ class Populating:
         self._is_over.set()
         self._thread.join()
 
-    def _run(self, slots: list[Slot]) -> None:
+    def _run(self, slots: list[Slot], device: torch.device | None) -> None:
         for slot in slots:
             slot.populate(self._is_over.is_set)
+            if device is not None and not self._is_over.is_set():
+                slot.device_copies.register(device)
+
+
+def device_to_register(shard: Shard) -> torch.device | None:
+    """Return the device that slots for a shard are to be registered with; None when the user wants none of it."""
+    if not are_wanted():
+        return None
+    return next((source.device for source in shard.sources if source.is_cuda), None)
 
 
 def needed_bytes(shard: Shard) -> int:

@@ -119,11 +119,12 @@ def test_tests_of_which_none_ran_are_no_success(suite: str, result: Result, seen
 def test_tests_that_failed_and_reasons_of_skips_are_named() -> None:
     text = (
         '<testsuites><testsuite tests="3" failures="1" errors="0" skipped="1">'
-        '<testcase name="test_a"><failure message="x"/></testcase><testcase name="test_b"/>'
+        '<testcase name="test_a"><failure message="x"/></testcase><testcase name="test_b"><properties>'
+        '<property name="seen" value="0.1 s a GiB"/></properties></testcase>'
         '<testcase name="test_c"><skipped message="needs 2 GPUs"/></testcase></testsuite></testsuites>'
     )
     row = of_tests(ElementTree.fromstring(text), 1.0)
-    assert row.seen == "1 passed, 1 failed, 1 skipped; test_a; needs 2 GPUs"
+    assert row.seen == "1 passed, 1 failed, 1 skipped; test_a; needs 2 GPUs; 0.1 s a GiB"
 
 
 def test_cell_of_the_table_is_one_short_line() -> None:

@@ -65,9 +65,13 @@ def settle_health(job: JobState, now_s: float) -> float:
         return math.inf
     basis = _basis(job, now_s)
     if basis != table.basis or now_s >= table.due_s:
-        # What is changed by this is judged once more with the next event.
         table.basis, table.due_s = basis, _judge(job, now_s)
     return table.due_s
+
+
+def is_settled(job: JobState, now_s: float) -> bool:
+    """Return whether nothing has changed since all was judged, by the judgement itself or by what came of it."""
+    return job.health.basis is None or job.health.basis == _basis(job, now_s)
 
 
 def _basis(job: JobState, now_s: float) -> tuple[object, ...]:

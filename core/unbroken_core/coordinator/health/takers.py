@@ -20,7 +20,7 @@ def takers_of(job: JobState, member: Member, newcomers: Newcomers) -> Takers:
     """Return who is there besides this pod."""
     members = job.members
     ready = (uid for uid in members.ready if uid != member.uid and uid not in newcomers.places)
-    spares = tuple(uid for uid in ready if uid not in members.active and not job.health.is_doubted(uid))
+    spares = tuple(uid for uid in ready if uid not in members.active and not _is_doubted(job, uid))
     return Takers(spares, _num_kept(job, member))
 
 
@@ -28,7 +28,7 @@ def are_there_still(job: JobState, member: Member, takers: Takers) -> bool:
     """Return whether all of them are as they were; costs as much as there are spares."""
     members = job.members
     spares_stay = all(
-        uid in members.ready and uid not in members.active and not job.health.is_doubted(uid) for uid in takers.spares
+        uid in members.ready and uid not in members.active and not _is_doubted(job, uid) for uid in takers.spares
     )
     return spares_stay and _num_kept(job, member) == takers.num_kept
 
@@ -44,6 +44,10 @@ def can_take(job: JobState, member: Member, takers: Takers, cause: Cause, now_s:
     if isinstance(job.phase, Running) and job.rules.layers and not job.rules.has_code:
         return _has_place(job, member, now_s)
     return _is_enough(job, member, takers.spares)
+
+
+def _is_doubted(job: JobState, uid: str) -> bool:
+    return job.health.is_doubted(uid) or uid in job.set_aside
 
 
 def _num_kept(job: JobState, member: Member) -> int:

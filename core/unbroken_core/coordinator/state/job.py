@@ -36,6 +36,9 @@ from unbroken_core.recovery.history import History
 from unbroken_core.recovery.progress import Progress
 from unbroken_core.vocabulary.reasons import Reason
 
+MAX_ALONE = 3
+"""So many plans in a row may end by faults of one pod alone, without progress, before others take its ranks."""
+
 
 class StatusText(NamedTuple):
     """What the status says of a job. Many an event makes one: a tuple is made fastest."""
@@ -128,6 +131,14 @@ class Inherited(NamedTuple):
     """Whether all ranks were seen in it."""
 
 
+class Growth(NamedTuple):
+    """The last plan with more ranks than the one before, until the job gets on with it."""
+
+    size_before: int
+    pods: frozenset[str]
+    """Uids of those that came in."""
+
+
 class JobState:
     """State of one job; see above."""
 
@@ -169,6 +180,9 @@ class JobState:
         """The highest one of theirs."""
         self.welcomed: set[str] = set()
         """Pods that have this coordinator's term."""
+        self.growth: Growth | None = None
+        self.set_aside: dict[str, str] = {}
+        """Pods that alone have failed again and again, by uid, and what they have said: the last choice for ranks."""
         self.checkpoints = Checkpoints()
         """Checkpoints in memory, as agents tell them."""
         self.recall = Recall()
@@ -200,13 +214,30 @@ class JobState:
         )
 
     def worn_spares(self) -> dict[str, set[int]]:
-        """Return the places of spares of which something was found, in jobs that act on it."""
+        """Return the places of spares that failed before, and, in jobs that act on it, of which something was found."""
         if self.rules.has_code:
             return {}
         members, table = self.members, self.health
         worn = [uid for uid in table.worn if table.is_worn(uid)] if self.settings.health is HealthMode.ACT else []
-        spares = (uid for uid in (*worn, *table.failed) if uid in members.ready and uid not in members.active)
+        spares = (
+            uid for uid in (*worn, *table.failed, *self.set_aside) if uid in members.ready and uid not in members.active
+        )
         return {uid: set(members.by_uid[uid].places) for uid in spares}
+
+    def failing_alone(self) -> frozenset[str]:
+        """Return the pods that ended the last plans in a row without progress, where others may do better instead.
+
+        One pod, or some of those that came in when the job grew. Where the script itself fails, moving its ranks only
+        costs a plan more: the limit of recoveries without progress counts on.
+        """
+        limit = self.settings.no_progress_limit
+        failed = self.history.who_failed(MAX_ALONE if limit is None else min(MAX_ALONE, limit))
+        members = self.members
+        if not failed or self.rules.has_code or any(uid not in members.active or uid in members.out for uid in failed):
+            return frozenset()
+        is_of_growth = self.growth is not None and failed <= self.growth.pods
+        is_alone = (len(failed) == 1 or is_of_growth) and len(members.active) > len(failed)
+        return failed if is_alone else frozenset()
 
     def send(self, member: Member, message: RendezvousMessage) -> None:
         """Send a message to a member; one that is away catches up when it comes back."""

@@ -1356,7 +1356,7 @@ def test_the_history_of_recoveries_is_bounded() -> None:
     bench = Bench(replace(SETTINGS, no_progress_limit=1000, timeouts=Timeouts()))
     bench.run("p0", "p1", "p2")
     for iteration in range(25):
-        bench.fault("p0", 0, Cause.EXCEPTION)
+        bench.fault(f"p{iteration % 2}", 0, Cause.EXCEPTION)
         bench.all_are(READY, iteration, "p0", "p1")
         bench.all_are(RUNNING, iteration + 1, "p0", "p1")
     recoveries = bench.status().recoveries
