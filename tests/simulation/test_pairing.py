@@ -7,7 +7,7 @@ import pytest
 from tests.simulation.runner import run_seed
 from tests.simulation.schedule import make_schedule
 
-NUM_SEEDS = 120
+NUM_SEEDS = 100
 SEEDS_PER_TEST = 20
 _FIRST = 2_000_000
 
@@ -30,7 +30,7 @@ def test_nobody_sound_is_named_and_nobody_waits_for_ever(part: int) -> None:
     failed = {result.seed: (result.failure, result.story[-20:]) for result in results if result.failure}
     assert failed == {}
     # Else it would show nothing.
-    assert sum(result.num_pair_orders for result in results) > 10 * SEEDS_PER_TEST
+    assert sum(result.num_pair_orders for result in results) > 5 * SEEDS_PER_TEST
     assert sum(result.num_pairs_named for result in results) > 0
 
 
