@@ -27,6 +27,9 @@ def settle_copies(job: JobState, now_s: float) -> float:
     """Make rings of the world in force once it has changed, and tell them. Return when to look again."""
     if not job.settings.copies or not isinstance(job.phase, (Planned, Running)):
         return math.inf
+    if job.copying.note_lost(job.world.iteration, job.members.by_uid, job.checkpoints.num_reached):
+        # At once: a rank may wait for the keeper of one that is no more.
+        _tell(job)
     return min(_settle_rings(job, now_s), _settle_pins(job, now_s))
 
 

@@ -190,6 +190,7 @@ def _restore(job: JobState, member: Member) -> Restore | None:
         candidates.append(Candidate(key.term, key.iteration, key.step, key.world_size, tuple(sources), is_given_up))
         runs.append(table.fetches(key, uid, ranks, job.members.out) if is_same_size else _of_all(job, key, uid))
     fetches, peers = named_fetches(runs, table.peers())
+    job.copying.name(job.world.iteration, peers)
     found = (replace(one, fetches=fetched) for one, fetched in zip(candidates, fetches, strict=True))
     return Restore(tuple(found), choice.reason, choice.floors, choice.avoided, peers)
 

@@ -334,6 +334,7 @@ BOUNDS: dict[str, Bound] = {
     "next_protected": Items(4, _INDEX),
     "owners": Items(16, _NAME),
     "drop": Items(MAX_COPIES_TOLD, _NAME),
+    "lost": Items(MAX_FETCHES, _NAME),
     "request": Text(4096),
     "certificate": Text(MAX_SENTENCE),
     "authority": Text(MAX_SENTENCE),

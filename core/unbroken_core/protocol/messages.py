@@ -504,6 +504,8 @@ class Buddies:
     """The newest protected step: nobody overwrites it, nor its copies, until there is a newer one."""
     next_protected: Key | None = None
     """A complete step that is not overwritten either, and is copied before all that is newer, by all pods."""
+    lost: tuple[str, ...] = ()
+    """Uids of pods of which the plan in force says what they have, and that are lost since: nobody waits for them."""
 
 
 AgentMessage = Union[Hello, Report, Heartbeat, CertificateRequest]

@@ -70,9 +70,26 @@ class PartialShard:
     path: Path
     head: Head
     checksums: tuple[int, ...]
+    files: tuple[tuple[int, int], ...] = ()
+    """Device and inode of the file and of its digests."""
     blocks: set[int] = field(default_factory=set)
     pieces: dict[int, tuple[Pieces, tuple[int, ...]]] = field(default_factory=dict)
     """With the CRC-32 of the gaps, by block."""
+    _descriptor: int = -1
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Write with one descriptor meanwhile. Raises OSError."""
+        self._descriptor = open_slot(self.path, os.O_WRONLY)
+        try:
+            yield
+        finally:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def is_there(self) -> bool:
+        """Return whether both files are still what was made: a trainer may have removed them, or put others there."""
+        return bool(self.files) and files_of(self.path) == self.files
 
     @property
     def content_bytes(self) -> int:
@@ -115,16 +132,28 @@ class PartialShard:
         return tuple((block, *self.pieces[block]) for block in touched if block in self.pieces)
 
     def _write(self, block: int, pieces: Iterable[tuple[int, int]], content: bytes | memoryview) -> None:
-        descriptor = open_slot(self.path, os.O_WRONLY)
-        try:
-            start = CONTENT_OFFSET + block * BLOCK_BYTES
-            with memoryview(content) as whole:
-                for first, last in pieces:
-                    done = first
-                    while done < last:
-                        done += os.pwrite(descriptor, whole[done:last], start + done)
-        finally:
-            os.close(descriptor)
+        start = CONTENT_OFFSET + block * BLOCK_BYTES
+        with memoryview(content) as whole:
+            for first, last in pieces:
+                done = first
+                while done < last:
+                    done += os.pwrite(self._descriptor, whole[done:last], start + done)
+
+
+def files_of(path: Path) -> tuple[tuple[int, int], ...]:
+    """Return what identifies the file of a checkpoint and that of its digests; nothing unless both are there."""
+    try:
+        found = [one.lstat() for one in (path, path.with_name(digests_name(path.name)))]
+    except OSError:
+        return ()
+    return tuple((one.st_dev, one.st_ino) for one in found)
+
+
+@dataclass
+class _NamedLock:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    num_users: int = 0
+    """Who has it, or waits for it."""
 
 
 class Fetcher:
@@ -135,8 +164,8 @@ class Fetcher:
         self._arena = arena
         self._pause = Pause() if pause is None else pause
         self._guard = threading.Lock()
-        self._locks: dict[str, threading.Lock] = {}
-        """By name: one worker fetches into a file at a time."""
+        self._locks: dict[str, _NamedLock] = {}
+        """By name, while somebody has one or waits for it: one worker fetches into a file at a time."""
         self._parts: dict[str, PartialShard] = {}
         self._is_open = False
         self._num_gone = 0
@@ -148,13 +177,26 @@ class Fetcher:
         if context is None:
             return NotFetched("this pod has no certificate yet, with which it could ask others")
         name = _name_of(wanted)
-        with self._guard:
-            lock = self._locks.setdefault(name, threading.Lock())
-        with lock:
+        with self._alone_with(name):
             try:
                 return self._fetch(name, wanted, context)
             except (MissingError, LinkError, OSError) as error:
                 return NotFetched(f"pod {wanted.peer.uid}: {error}"[:1000])
+
+    @contextlib.contextmanager
+    def _alone_with(self, name: str) -> Iterator[None]:
+        """Keep others from this file. What a worker may ask for has no end, so nothing stays of what nobody uses."""
+        with self._guard:
+            one = self._locks.setdefault(name, _NamedLock())
+            one.num_users += 1
+        try:
+            with one.lock:
+                yield
+        finally:
+            with self._guard:
+                one.num_users -= 1
+                if not one.num_users and self._locks.get(name) is one:
+                    del self._locks[name]
 
     def clear(self) -> None:
         """Give the memory back, all ranks have restored: who still has a file mapped keeps it until then.
@@ -258,8 +300,9 @@ class Fetcher:
         with self._making(self._arena.folder / FETCHED / name, lacking.growth + CONTENT_OFFSET) as problem:
             link.until_s += time.monotonic() - asked_s
             if not problem:
-                fetching.fetch(part, _runs(lacking.blocks))
-                fetching.fetch_pieces(part, lacking.pieces)
+                with part.opened():
+                    fetching.fetch(part, _runs(lacking.blocks))
+                    fetching.fetch_pieces(part, lacking.pieces)
         return problem
 
     def _reach(self, wanted: FetchShard, context: ssl.SSLContext) -> Link:
@@ -273,14 +316,15 @@ class Fetcher:
                     raise
                 if wanted.restored_in < 0:
                     time.sleep(_RETRY_S)
-                elif self._pause.wait_for_end_of(wanted.restored_in, _RETRY_S):
-                    # Its pod has left, or another one has: the next plan says who has what, and waits for this.
-                    raise LinkError(f"{error}; iteration {wanted.restored_in} is over") from error
+                elif why := self._pause.wait_for_end_of(wanted.restored_in, _RETRY_S, peer.uid):
+                    # It has left, or a pod with ranks has: then the next plan says who has what, and waits for this.
+                    raise LinkError(f"{error}; {why}") from error
 
     def _part(self, name: str, fetching: Fetching) -> PartialShard:
         """Return the file for what is offered, made anew unless it holds blocks of the very same. Raises OSError."""
         part = self._parts.get(name)
-        if part is not None and (part.head, part.checksums) == (fetching.head, fetching.checksums):
+        is_same = part is not None and (part.head, part.checksums) == (fetching.head, fetching.checksums)
+        if part is not None and is_same and part.is_there():
             return part
         with self._guard:
             if not self._is_open:
@@ -298,7 +342,7 @@ class Fetcher:
             os.pwrite(descriptor, pack_head(fetching.head) * 2, 0)
         finally:
             os.close(descriptor)
-        part = self._parts[name] = PartialShard(path, fetching.head, fetching.checksums)
+        part = self._parts[name] = PartialShard(path, fetching.head, fetching.checksums, files_of(path))
         return part
 
 

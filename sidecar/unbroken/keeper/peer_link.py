@@ -11,7 +11,7 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -209,6 +209,7 @@ class Pause:
         self._over = -1
         """The newest iteration that is known to be over."""
         self._until_s = -math.inf
+        self._lost: frozenset[str] = frozenset()
 
     def begin(self, iteration: int) -> None:
         """This iteration is over. What is said again changes nothing."""
@@ -225,10 +226,19 @@ class Pause:
                 self._over, self._until_s = iteration - 1, -math.inf
                 self._changed.notify_all()
 
-    def wait_for_end_of(self, iteration: int, limit_s: float) -> bool:
-        """Return whether this iteration is over: at once if it is, else after a while."""
+    def lose(self, pod_uids: Iterable[str]) -> None:
+        """These pods are lost, and no others of those from which workers restore."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._over >= iteration, limit_s)
+            self._lost = frozenset(pod_uids)
+            self._changed.notify_all()
+
+    def wait_for_end_of(self, iteration: int, limit_s: float, pod_uid: str = "") -> str:
+        """Return why nobody has to wait for a pod in this iteration: at once if there is a reason, else "" later."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._over >= iteration or pod_uid in self._lost, limit_s)
+            if pod_uid in self._lost:
+                return "its pod is lost"
+            return f"iteration {iteration} is over" if self._over >= iteration else ""
 
     def wait(self) -> None:
         """Return once it is over."""

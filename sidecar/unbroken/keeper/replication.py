@@ -68,6 +68,7 @@ class Replication:
             case Certificate():
                 self._take_certificate(message)
             case Buddies():
+                self.pause.lose(message.lost)
                 self._buddies = message
                 self._settle()
             case Restarting(iteration=iteration):

@@ -34,8 +34,11 @@ def wrong_blocks(
     for block in sorted(set(blocks)):
         # Neighbours only: pairs that are farther apart may be a whole number of pages apart.
         groups[block // _GROUP_BLOCKS].append(block)
-    looks = [functools.partial(_wrong_of, content, group, checksums) for group in groups.values()]
-    return [block for found in _in_threads(looks, min(num_threads, len(looks))) for block in found]
+    # The last ones first: what is copied next begins with the first ones, which are still in the processor's cache.
+    looks = [
+        functools.partial(_wrong_of, content, groups[number], checksums) for number in sorted(groups, reverse=True)
+    ]
+    return sorted(block for found in _in_threads(looks, min(num_threads, len(looks))) for block in found)
 
 
 def checksum(tensor: torch.Tensor) -> int:

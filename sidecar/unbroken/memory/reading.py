@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.tensor import DTensor
 
 from unbroken.memory.layout import Entry
+from unbroken.memory.new_state import nested
 from unbroken.memory.sources import Source, UnreadableError
 
 
@@ -77,23 +78,35 @@ class Contents:
     def read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
         """Copy everything that a plan wants. All of it should have been verified."""
         with torch.no_grad():
+            if type(planner) is nested.LoadPlanner:
+                # All places first: between two copies the processor's caches hold nothing of what finds them.
+                for target, part in [self._found(item, planner) for item in plan.items if _is_tensor(item)]:
+                    target.copy_(part)
             for item in plan.items:
-                if item.type is LoadItemType.BYTE_IO:
-                    file = io.BytesIO()
-                    name = item.storage_index.fqn
-                    # It was read with weights_only, so these bytes can be read without running code.
-                    torch.save(self._objects[name].objects[name], file)
-                    file.seek(0)
-                    planner.load_bytes(item, file)
-                    continue
-                piece = self._piece(item.storage_index)
-                part = piece.source.tensor(piece.entry)
-                if tuple(item.lengths) != piece.entry.sizes:
-                    for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-                        part = part.narrow(dim, start, length)
-                target = planner.resolve_tensor(item).detach()
-                target.copy_(part)
-                planner.commit_tensor(item, target)
+                if not _is_tensor(item):
+                    self._read_object(item, planner)
+                elif type(planner) is not nested.LoadPlanner:
+                    # A planner of the user may make its target now, and let it go once it is filled.
+                    target, part = self._found(item, planner)
+                    target.copy_(part)
+                    planner.commit_tensor(item, target)
+
+    def _read_object(self, item: ReadItem, planner: LoadPlanner) -> None:
+        file = io.BytesIO()
+        name = item.storage_index.fqn
+        # It was read with weights_only, so these bytes can be read without running code.
+        torch.save(self._objects[name].objects[name], file)
+        file.seek(0)
+        planner.load_bytes(item, file)
+
+    def _found(self, item: ReadItem, planner: LoadPlanner) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return where a tensor goes, and what goes there."""
+        piece = self._piece(item.storage_index)
+        part = piece.source.tensor(piece.entry)
+        if tuple(item.lengths) != piece.entry.sizes:
+            for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                part = part.narrow(dim, start, length)
+        return planner.resolve_tensor(item).detach(), part
 
     def verify(self, plan: LoadPlan) -> None:
         """Compare what a plan wants with its digests. Raises UnreadableError."""
@@ -110,6 +123,10 @@ class Contents:
 
     def _piece(self, index: MetadataIndex) -> Piece:
         return self._pieces[index.fqn, tuple(index.offset or ())]
+
+
+def _is_tensor(item: ReadItem) -> bool:
+    return item.type is LoadItemType.TENSOR
 
 
 def missing(plan: LoadPlan, flat: dict[str, Any], metadata: Metadata) -> str:
@@ -136,11 +153,11 @@ def missing(plan: LoadPlan, flat: dict[str, Any], metadata: Metadata) -> str:
 
 def _range_of(entry: Entry, item: ReadItem) -> tuple[int, int]:
     """Return the bytes (start, length) of the content from the first to the last value that an item reads."""
+    if tuple(item.lengths) == entry.sizes:
+        return entry.start, entry.num_bytes
     strides = [entry.dtype.itemsize]
     for size in reversed(entry.sizes[1:]):
         strides.insert(0, strides[0] * size)
-    if not entry.sizes:
-        return entry.start, entry.num_bytes
     if 0 in tuple(item.lengths):
         return entry.start, 0
     first = sum(at * stride for at, stride in zip(item.storage_offsets, strides, strict=True))

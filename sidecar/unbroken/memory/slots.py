@@ -7,7 +7,6 @@ The slot with the checkpoint that was sealed or restored last is never written.
 
 import ctypes
 import fcntl
-import logging
 import mmap
 import os
 import random
@@ -32,8 +31,6 @@ from unbroken_core.pod.memory_slots import (
     pack_head,
     read_head,
 )
-
-logger = logging.getLogger(__name__)
 
 _POPULATE_WRITE = 23
 _POPULATE_BYTES = 64 << 20
@@ -172,20 +169,17 @@ class Slot:
         self._write_head(replace(head, state=SlotState.FREE))
 
     def close(self) -> None:
-        """Unmap, unless somebody still has a tensor in it."""
+        """Let go of the mapping, which ends with the last tensor in it.
+
+        Not closed: torch does not keep it from being unmapped, and a thread that compares may still read it.
+        """
         is_ours = self.device_copies.close()
         self._views = (b"", ())
         if not is_ours:
             # A device may write to it still: it stays mapped until this process ends.
             _left_mapped.append(self._map)
-        del self.bytes, self.device_copies
+        del self.bytes, self.device_copies, self._map
         os.close(self._descriptor)
-        if not is_ours:
-            return
-        try:
-            self._map.close()
-        except BufferError:
-            logger.debug("slot stays mapped until its tensors are dropped: %s", self.path)
 
     def _write_head(self, head: Head) -> None:
         packed = pack_head(head)

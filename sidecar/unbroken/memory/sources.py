@@ -117,16 +117,13 @@ class Source:
         return head is not None and head.state is SlotState.SEALED and head.serial == self.head.serial
 
     def close(self) -> None:
-        """Unmap it."""
+        """Let go of the mapping: it ends with the last tensor in it, which a thread that compares may still read.
+
+        Not closed: torch does not keep it from being unmapped, and whoever reads on would end the process.
+        """
         del self.content
+        self.mapped = None
         self.release()
-        if self.mapped is None:
-            return
-        try:
-            self.mapped.close()
-        except BufferError:
-            # Somebody has kept a tensor of it; the mapping ends with that.
-            pass
 
     def _bytes(self, start: int, length: int) -> Any:
         return (ctypes.c_char * length).from_address(self.content.data_ptr() + start)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_S, wait_until
 
 from unbroken.keeper import copy_sender, fetching, peer_link
 from unbroken.keeper.arena import FETCHED, Arena
@@ -750,3 +750,72 @@ def test_the_step_that_is_to_be_protected_goes_first_though_a_newer_one_was_kept
     sender.note()
     wait_until(partial(has_kept, sender, 1), "a copy of the older one")
     assert holder.copied() == {(0, step, 0): content for step, content in contents.items()}
+
+
+def test_a_fetch_makes_a_file_anew_that_its_own_trainer_has_removed(pods: Callable[..., list[CopyPod]]) -> None:
+    """Seen before: each later fetch of it failed, until all ranks had restored without it."""
+    owner, reader = pods("owner", "reader")
+    content = owner.save(1)
+    first = ask(reader, owner, 0, 1, (0, 2))
+    assert isinstance(first, Fetched)
+    path = Path(first.slot.path)
+    for removed in (path, path.with_name(digests_name(path.name))):
+        removed.unlink()
+        answer = ask(reader, owner, 0, 1, (0, 9))
+        assert isinstance(answer, Fetched)
+        # All of it: what was here before is gone.
+        assert answer.num_bytes == 9 * BLOCK_BYTES
+        assert path.read_bytes()[CONTENT_OFFSET:][: 9 * BLOCK_BYTES] == content[: 9 * BLOCK_BYTES]
+        assert path.with_name(digests_name(path.name)).exists()
+
+
+def test_a_fetch_does_not_write_into_a_file_that_its_own_trainer_has_put_there(
+    pods: Callable[..., list[CopyPod]],
+) -> None:
+    owner, reader = pods("owner", "reader")
+    content = owner.save(1)
+    first = ask(reader, owner, 0, 1, (0, 2))
+    assert isinstance(first, Fetched)
+    path = Path(first.slot.path)
+    other = path.with_name("other")
+    other.write_bytes(b"mine")
+    other.replace(path)
+    kept = path.with_name("kept")
+    kept.hardlink_to(path)
+    answer = ask(reader, owner, 0, 1, (0, 9))
+    assert isinstance(answer, Fetched)
+    assert kept.read_bytes() == b"mine"
+    assert path.read_bytes()[CONTENT_OFFSET:][: 9 * BLOCK_BYTES] == content[: 9 * BLOCK_BYTES]
+
+
+def test_nothing_stays_of_fetches_that_are_over_whatever_a_worker_asks_for(
+    pods: Callable[..., list[CopyPod]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen before: one lock for each name, until all ranks had restored."""
+    owner, reader = pods("owner", "reader")
+    owner.save(1)
+    for step in range(2, 12):
+        assert isinstance(ask(reader, owner, 0, step), NotFetched)
+    assert reader.fetcher._locks == {}
+    # Those who ask for the same at once still take turns, and leave nothing either.
+    at_once, most, guard = [0], [0], threading.Lock()
+    original = fetching.Fetcher._fetch
+
+    def noting(*arguments: Any) -> Any:
+        with guard:
+            at_once[0] += 1
+            most[0] = max(most[0], at_once[0])
+        try:
+            return original(*arguments)
+        finally:
+            with guard:
+                at_once[0] -= 1
+
+    monkeypatch.setattr(fetching.Fetcher, "_fetch", noting)
+    threads = [threading.Thread(target=ask, args=(reader, owner, 0, 1, (0, 9))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert most == [1]
+    assert reader.fetcher._locks == {}

@@ -20,6 +20,7 @@ from unbroken.keeper.replication import Replication
 from unbroken.keeper.telling import Telling
 from unbroken_core.pod.memory_messages import Fetched, FetchShard, NotFetched, Restarting, Unranked
 from unbroken_core.pod.memory_slots import CONTENT_OFFSET, Moment, SlotState
+from unbroken_core.protocol.messages import Buddies
 
 from .copying import CopyPod, make_pods
 
@@ -190,4 +191,58 @@ def test_a_fetch_waits_for_a_killed_keeper_and_for_one_that_left_until_the_itera
     wait_until(lambda: len(refused) > seen, "attempts")
     is_back.set()
     back.join(LIMIT_S)
+    assert isinstance(answers[-1], Fetched)
+
+
+def test_a_fetch_waits_for_no_pod_that_is_lost_and_for_each_that_is_not(
+    pair: tuple[CopyPod, CopyPod], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen before: 5 s of a restore, where the pod that was lost had no rank and so ended no iteration."""
+    reader, holder = pair[1], pair[0]
+    holder.save(3)
+    answers, refused, is_back = list[Fetched | NotFetched](), list[int](), threading.Event()
+
+    def refuse(*arguments: Any) -> Link:
+        if is_back.is_set():
+            return connect(*arguments)
+        refused.append(1)
+        raise LinkError("cannot connect") from ConnectionRefusedError()
+
+    monkeypatch.setattr(fetching, "connect", refuse)
+    monkeypatch.setattr(fetching, "_RESTART_S", LONG_S)
+    telling = Telling(reader.arena, reader.root)
+    replication = Replication(reader.arena._config, reader.arena, telling, Counting(1 << 20))
+    fetcher = fetching.Fetcher(reader.arena, replication.pause)
+
+    def fetch() -> threading.Thread:
+        wanted = FetchShard(holder.peer, 0, 4, 1, 0, 3, restored_in=5)
+        context = reader.identity.client_context()
+        thread = threading.Thread(target=lambda: answers.append(fetcher.fetch(wanted, context)))
+        thread.start()
+        return thread
+
+    def told(*lost: str) -> None:
+        replication.obey(Buddies(1, lost=lost), lambda _request: None)
+
+    waiting = fetch()
+    told("somebody")
+    seen = len(refused)
+    wait_until(lambda: len(refused) > seen + 2, "attempts")
+    assert answers == []
+    told("somebody", holder.uid)
+    waiting.join(LIMIT_S)
+    (answer,) = answers
+    assert isinstance(answer, NotFetched)
+    assert "its pod is lost" in answer.reason
+    # One that answers is asked all the same, and one that is back is worth a wait again.
+    is_back.set()
+    fetch().join(LIMIT_S)
+    assert isinstance(answers[-1], Fetched)
+    is_back.clear()
+    told()
+    waiting = fetch()
+    seen = len(refused)
+    wait_until(lambda: len(refused) > seen + 2, "attempts")
+    is_back.set()
+    waiting.join(LIMIT_S)
     assert isinstance(answers[-1], Fetched)

@@ -7,7 +7,7 @@ from unbroken_core.coordinator.memory.holders import Run
 from unbroken_core.coordinator.memory.table import Checkpoints, Keeping, StepKey
 from unbroken_core.protocol.messages import Buddies
 from unbroken_core.ranks.buddies import CopyHolder, Ring, assign_buddies, known_domains
-from unbroken_core.vocabulary.checkpoints import MAX_COPIES_TOLD
+from unbroken_core.vocabulary.checkpoints import MAX_COPIES_TOLD, MAX_FETCHES, Peer
 from unbroken_core.vocabulary.plurals import counted
 
 
@@ -99,6 +99,12 @@ class CopyRings:
     """When these are looked at next; None: nothing has changed."""
     pins_version: int = -1
     """Of the table that they were made from."""
+    named: tuple[int, set[str]] = field(default_factory=lambda: (-1, set()))
+    """Of an iteration, the pods that others are told to fetch from."""
+    lost: tuple[str, ...] = ()
+    """As Buddies.lost."""
+    lost_basis: tuple[object, ...] = ()
+    """What that was made from."""
     has_left: bool = False
     """Whether pods have copies that they need not keep once others are safe."""
 
@@ -114,11 +120,27 @@ class CopyRings:
             drop = [one for one in left[uid] if (key := keys[one]) is None or (safe is not None and key <= safe)]
             keepers = tuple(peers[one] for one in arrangement.holders.get(uid, ()) if one in peers)
             owners, dropped = arrangement.owners.get(uid, ()), tuple(sorted(drop)[:MAX_COPIES_TOLD])
-            buddies = Buddies(term, keepers, owners, dropped, self.safe, self.next)
+            buddies = Buddies(term, keepers, owners, dropped, self.safe, self.next, self.lost)
             if self.told.get(uid) != buddies:
                 news[uid] = buddies
         self.told = {uid: said for uid, said in self.told.items() if uid in peers} | news
         return news
+
+    def name(self, iteration: int, peers: Iterable[Peer]) -> None:
+        """Note from whom a pod is told to fetch in an iteration."""
+        if self.named[0] != iteration:
+            self.named = iteration, set()
+        self.named[1].update(one.uid for one in peers)
+
+    def note_lost(self, iteration: int, present: Collection[str], num_reached: int) -> bool:
+        """Note who of those from whom others fetch is not `present` any more; return whether these are others."""
+        of, named = self.named
+        basis = (iteration, len(named), len(present), num_reached)
+        if basis == self.lost_basis:
+            return False
+        self.lost_basis, before = basis, self.lost
+        self.lost = tuple(sorted(named.difference(present))[:MAX_FETCHES]) if of == iteration else ()
+        return self.lost != before
 
     def pin(self, table: Checkpoints, copies: int) -> bool:
         """Choose anew which steps nobody overwrites; return whether they are others.

@@ -1,7 +1,7 @@
 """State that optimizers make in their first step: a new one must have it before it can be loaded in place."""
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,25 +48,62 @@ def _is_new(optimizer: Optimizer) -> bool:
 
 def _make(optimizer: Optimizer, numbers: Collection[str]) -> None:
     """Make the state of these parameters as the first step would, and change no parameter."""
-    rates = [group.get("lr") for group in optimizer.param_groups]
-    number = 0
+    wanted = [
+        parameter
+        for number, parameter in enumerate(one for group in optimizer.param_groups for one in group["params"])
+        if parameter.requires_grad and str(number) in numbers
+    ]
     try:
         with torch.no_grad():
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if parameter.requires_grad and str(number) in numbers:
-                        parameter.grad = torch.zeros_like(parameter)
-                    number += 1
-                if "lr" in group:
-                    rate = group["lr"]
-                    group["lr"] = torch.zeros_like(rate) if isinstance(rate, torch.Tensor) else 0.0
-            if numbers:
-                optimizer.step()
+            if wanted and not _is_made_by_torch(optimizer, wanted):
+                _step(optimizer, wanted)
+    finally:
+        optimizer.zero_grad(set_to_none=True)
+
+
+def _is_made_by_torch(optimizer: Optimizer, wanted: Sequence[torch.Tensor]) -> bool:
+    """Make the state by that part of a step which makes it; return False where torch has none for it.
+
+    A whole step computes on each tensor a dozen times, which takes longer than all else that a load does.
+    """
+    kind = type(optimizer)
+    # A subclass may make more in its own step.
+    make = getattr(optimizer, "_init_group", None) if getattr(torch.optim, kind.__name__, None) is kind else None
+    if make is None:
+        return False
+    for parameter in wanted:
+        # Nobody reads it: its memory is never touched.
+        parameter.grad = torch.empty_like(parameter)
+    try:
+        # Lists that it fills for the step, which is not made.
+        lists = len(inspect.signature(make).parameters) - 1
+        for group in optimizer.param_groups:
+            make(group, *([] for _ in range(lists)))
+    except Exception:
+        # It is torch's own, and may be another one in each release.
+        optimizer.state.clear()
+    if all(optimizer.state.get(one) for one in wanted):
+        return True
+    # SGD makes it behind that.
+    optimizer.state.clear()
+    return False
+
+
+def _step(optimizer: Optimizer, wanted: Iterable[torch.Tensor]) -> None:
+    """Make a whole step, in which nothing is learnt."""
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    try:
+        for parameter in wanted:
+            parameter.grad = torch.zeros_like(parameter)
+        for group in optimizer.param_groups:
+            if "lr" in group:
+                rate = group["lr"]
+                group["lr"] = torch.zeros_like(rate) if isinstance(rate, torch.Tensor) else 0.0
+        optimizer.step()
     finally:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             if rate is not None:
                 group["lr"] = rate
-        optimizer.zero_grad(set_to_none=True)
 
 
 def _has_gradient(group: dict[str, object]) -> bool:

@@ -11,11 +11,18 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+from torch.distributed.tensor import DTensor
 
 
 class LoadPlanner(DefaultLoadPlanner):
     """Puts objects where they were, whatever the type of their keys."""
+
+    def create_local_plan(self) -> LoadPlan:
+        """Plan what torch's own planner would, which takes ten times as long where nothing is resharded."""
+        items = None if self.metadata is None else unchanged(self.state_dict, self.metadata)
+        return super().create_local_plan() if items is None else LoadPlan(items)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Put one in its place."""
@@ -25,6 +32,51 @@ class LoadPlanner(DefaultLoadPlanner):
             container = container[_index(key)]
         # From memory they were read without running code; what is on a disk is trusted, as torch does.
         container[_index(last)] = torch.load(value, weights_only=False)
+
+
+def unchanged(flat: Mapping[str, Any], metadata: Metadata) -> list[ReadItem] | None:
+    """Return what to read where this rank has just the parts that were saved; None where it has any other."""
+    if flat.keys() != metadata.state_dict_metadata.keys():
+        return None
+    parts: dict[Any, tuple[torch.Size, torch.Size]] = {}
+    items = []
+    for name, one in flat.items():
+        about = metadata.state_dict_metadata[name]
+        if isinstance(about, BytesStorageMetadata):
+            if isinstance(one, torch.Tensor):
+                return None
+            items.append(_item(LoadItemType.BYTE_IO, MetadataIndex(name), (0,), torch.Size((0,))))
+            continue
+        part = _part(one, parts)
+        # Of what is empty there is nothing to read.
+        if part is None or about.size != one.size() or 0 in part[1]:
+            return None
+        if [(chunk.offsets, chunk.sizes) for chunk in about.chunks] != [part]:
+            return None
+        items.append(_item(LoadItemType.TENSOR, MetadataIndex(name, part[0], 0), (0,) * len(part[1]), part[1]))
+    return items
+
+
+def _item(kind: LoadItemType, index: MetadataIndex, offsets: tuple[int, ...], lengths: torch.Size) -> ReadItem:
+    start = torch.Size(offsets)
+    return ReadItem(kind, index, start, index, start, lengths)
+
+
+def _part(one: Any, parts: dict[Any, tuple[torch.Size, torch.Size]]) -> tuple[torch.Size, torch.Size] | None:
+    """Return offsets and sizes of what this rank has of a tensor; None of what is no tensor, or lies elsewhere."""
+    if type(one) in (torch.Tensor, torch.nn.Parameter):
+        return torch.Size((0,) * one.dim()), one.size()
+    is_plain = isinstance(one, DTensor) and type(one._local_tensor) is torch.Tensor
+    if not is_plain or one.device_mesh.get_coordinate() is None:
+        return None
+    # Many have the same: those of an optimizer those of its parameters, and all layers each other's.
+    key = (one.size(), id(one.device_mesh), one.placements)
+    if key not in parts:
+        chunks = one.__create_chunk_list__()
+        if len(chunks) != 1:
+            return None
+        parts[key] = (chunks[0].offsets, chunks[0].sizes)
+    return parts[key]
 
 
 def real_path(values: Any, path: Sequence[Any]) -> Iterator[Any]:

@@ -292,3 +292,45 @@ def test_nothing_waits_for_a_step_that_cannot_be_copied() -> None:
     assert bench.settle() == {}
     bench.tell(PODS[0], replace(bench.held[PODS[0]], problems=()))
     assert pinned(bench.settle()) == {(None, (0, 1, 10, 4))}
+
+
+def test_ranks_that_fetch_from_a_pod_without_ranks_are_told_at_once_that_it_is_lost() -> None:
+    """Seen before: nobody said so, since no rank was lost with it, and a keeper waited 5 s for that of the lost pod."""
+    pods = PODS[:4]
+    bench = CopyBench(replace(SETTINGS, replicas=2, ranks_per_pod=2, min_replicas=1, spares=2))
+    told = bench.run_job(*pods)
+    holder, taker = "digits-3", "digits-2"
+    assert told[holder].owners == ("uid-digits-1",)
+    bench.save(0, 10, told, *pods)
+    bench.settle()
+    actions = bench.see_gone("digits-1")
+    actions += bench.all_are(WorkerPhase.READY, 0, "digits-0", taker, holder)
+    actions += bench.tick(1.0)
+    plans = [one.message for one in actions if isinstance(one, Send) and isinstance(one.message, Plan)]
+    (plan,) = (plan for plan in plans if plan.restore is not None and plan.restore.peers)
+    assert plan.restore is not None
+    assert [peer.uid for peer in plan.restore.peers] == [f"uid-{holder}"]
+    assert all(part.rank is not None for part in plan.ranks)
+    left = {f"uid-{pod}": PodObservation(pod, f"node-{pod}", (RACKS[pod],)) for pod in ("digits-0", taker)}
+
+    news = bench.buddies(bench.step(Observed(Observation(left, is_accounted=True))))
+
+    assert {pod: one.lost for pod, one in news.items() if pod != holder} == {
+        "digits-0": (f"uid-{holder}",),
+        taker: (f"uid-{holder}",),
+    }
+    # It is the same iteration: what is told again does not forget it.
+    assert bench.status().iteration == plan.iteration
+    assert bench.buddies(bench.tick(2.0)).get(taker, news[taker]).lost == (f"uid-{holder}",)
+    # Should it come back, its keeper is worth a wait again.
+    back = left | {f"uid-{holder}": PodObservation(holder, f"node-{holder}", (RACKS[holder],))}
+    actions = bench.step(Observed(Observation(back, is_accounted=True))) + bench.join(holder)
+    assert bench.buddies(actions)[taker].lost == ()
+
+
+def test_nobody_is_told_of_a_lost_pod_from_which_nobody_fetches() -> None:
+    bench = CopyBench()
+    bench.run_job(*PODS)
+    gone = "digits-4"
+    actions = bench.see_gone(gone)
+    assert all(one.lost == () for one in bench.buddies(actions + bench.tick(2.0)).values())
