@@ -17,7 +17,7 @@ from unbroken_core.coordinator.state.phases import Forming, Running
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.preflight.judging import Diagnosis, HostVerdict, Named, Why, judge
 from unbroken_core.preflight.pairing import next_round
-from unbroken_core.preflight.trials import HostState, Pair, Trial
+from unbroken_core.preflight.trials import HostState, Pair, Trial, pair_of
 from unbroken_core.protocol.messages import PairOrder, PairState
 from unbroken_core.protocol.settings import HealthMode
 from unbroken_core.recovery.health import preflight_strike_of
@@ -109,7 +109,8 @@ def _begin(job: JobState, until_s: float, now_s: float) -> Flight | None:
     newcomers = [uid for uid in table.fresh if _is_free(job, uid)]
     if not newcomers:
         return None
-    others = [uid for uid in table.said if uid not in newcomers and uid not in table.bad and _is_free(job, uid)]
+    tested = (uid for uid in table.said if uid in table.tested and uid not in table.bad)
+    others = [uid for uid in tested if _is_free(job, uid)]
     others.sort(key=lambda uid: (uid not in table.proven, job.members.by_uid[uid].pod))
     chosen = others[:MOST_PARTNERS]
     ordered = list(job.members.ranking.ordered({uid: job.members.by_uid[uid] for uid in (*newcomers, *chosen)}))
@@ -121,7 +122,7 @@ def _begin(job: JobState, until_s: float, now_s: float) -> Flight | None:
         frozenset(newcomers),
         [_state(job, uid) for uid in ordered],
         until_s,
-        tuple(Trial(Pair(*sorted(pair)), True) for pair in itertools.pairwise(proven)),
+        tuple(Trial(pair_of(*pair), True) for pair in itertools.pairwise(proven)),
     )
     table.begin(flight)
     return flight
@@ -164,6 +165,7 @@ def _end(job: JobState, flight: Flight, now_s: float) -> None:
     table = job.pairs
     table.end()
     diagnosis = judge(flight.states, (*flight.seeds, *flight.trials))
+    found = _links_of(flight, diagnosis)
     for verdict in diagnosis.hosts:
         uid = flight.uids[verdict.host]
         if uid not in job.members.by_uid:
@@ -172,7 +174,7 @@ def _end(job: JobState, flight: Flight, now_s: float) -> None:
         is_bad = verdict.named is Named.BAD and verdict.why is Why.PROVEN_PARTNERS and uid not in table.proven
         earlier = job.health.pairs.get(uid, ()) if uid not in flight.newcomers and not is_bad else ()
         own = tuple(each for each in earlier if not each.entity) or (_finding(flight, verdict),)
-        links = (*_links_of(flight, diagnosis, verdict.host), *(each for each in earlier if each.entity))
+        links = (*found.get(verdict.host, ()), *(each for each in earlier if each.entity))
         if is_bad or verdict.why is Why.PASSED:
             table.name(uid, is_bad=is_bad)
         _note(job, uid, (*own, *links[:MOST_LINKS]), now_s)
@@ -181,13 +183,13 @@ def _end(job: JobState, flight: Flight, now_s: float) -> None:
 def _finding(flight: Flight, verdict: HostVerdict) -> Finding:
     """Return what is said of one pod."""
     if verdict.why is Why.PASSED:
-        passed = _pairs_of(flight, verdict.host, has_passed=True)
-        return Finding(PAIRS, "", Verdict.OK, message=f"passed {counted(len(passed), 'test')} with other pods")
-    failed = _pairs_of(flight, verdict.host, has_passed=False)
-    partners = _names(flight, (host for pair in dict.fromkeys(failed) for host in pair if host != verdict.host))
+        num = len(verdict.passed)
+        return Finding(PAIRS, "", Verdict.OK, message=f"passed {counted(num, 'test')} with other pods")
+    partners = _names(flight, dict.fromkeys(verdict.failed))
     if verdict.named is Named.BAD and verdict.why is Why.PROVEN_PARTNERS:
-        last = next((flight.reasons[pair] for pair in reversed(failed) if flight.reasons.get(pair)), "")
-        text = f"failed {counted(len(failed), 'test')} with {partners}, who pass with others"
+        reasons = (flight.reasons.get(pair_of(verdict.host, partner), "") for partner in reversed(verdict.failed))
+        last = next(filter(None, reasons), "")
+        text = f"failed {counted(len(verdict.failed), 'test')} with {partners}, who pass with others"
         return Finding(PAIRS, "", Verdict.FATAL, message=(text + (f" ({last})" if last else ""))[:_MOST_MESSAGE])
     alone = "there was no other pod without ranks to test with, or no time"
     text = {
@@ -200,25 +202,16 @@ def _finding(flight: Flight, verdict: HostVerdict) -> Finding:
     return Finding(PAIRS, "", Verdict.UNKNOWN, message=text[:_MOST_MESSAGE])
 
 
-def _links_of(flight: Flight, diagnosis: Diagnosis, host: int) -> tuple[Finding, ...]:
-    """Return what is said of links of one pod; it is told of both ends, and speaks against neither."""
-    found = []
+def _links_of(flight: Flight, diagnosis: Diagnosis) -> dict[int, list[Finding]]:
+    """Return what is said of links, by number of a pod: of both ends, and it speaks against neither."""
+    found: dict[int, list[Finding]] = {}
     for link in diagnosis.links:
-        if host not in link.pair:
-            continue
-        other = next(each for each in link.pair if each != host)
         why = flight.reasons.get(link.pair, "")
         text = f"failed {counted(link.num_failed, 'test')} with each other" + (f" ({why})" if why else "")
-        found.append(Finding(PAIRS, flight.names[other][:128], Verdict.SUSPECT, message=text[:_MOST_MESSAGE]))
-    return tuple(found)
-
-
-def _pairs_of(flight: Flight, host: int, *, has_passed: bool) -> list[Pair]:
-    return [
-        trial.pair
-        for trial in flight.trials
-        if trial.is_conclusive and host in trial.pair and trial.has_passed is has_passed
-    ]
+        for host, other in (link.pair, reversed(link.pair)):
+            name = flight.names[other][:128]
+            found.setdefault(host, []).append(Finding(PAIRS, name, Verdict.SUSPECT, message=text[:_MOST_MESSAGE]))
+    return found
 
 
 def _names(flight: Flight, hosts: Iterable[int]) -> str:
