@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.integrations.test_trainers import Call, Kept
-from torch.optim.lr_scheduler import MultiStepLR
+from torch.optim.lr_scheduler import MultiStepLR, OneCycleLR
 from torch.utils.data import IterableDataset, WeightedRandomSampler
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import ExportableState
@@ -187,6 +187,31 @@ def scheduled(rate: Any, schedule: Callable[[Any], Any]) -> Build:
     return build
 
 
+class OneCycle(Trainer):  # type: ignore[misc]  # the package brings no types here
+    """Makes a schedule of rates and momentum once it trains."""
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Make it: in a new optimizer's groups it sets where both begin."""
+        self.lr_scheduler: Any = OneCycleLR(optimizer or self.optimizer, 0.1, total_steps=num_training_steps + 1)
+        return self.lr_scheduler
+
+
+def one_cycle(folder: Path, model: Model) -> Trainer:
+    """Return a Trainer with such a schedule."""
+    trainer = building()(folder, model)
+    trainer.__class__ = OneCycle
+    return trainer
+
+
+class Sooner(TrainerCallback):  # type: ignore[misc]  # as above
+    """Lets the training end after the ninth step."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Say so once."""
+        if state.global_step == 4:
+            state.max_steps = 9
+
+
 EVALUATED: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "loss"}
 SAVED: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
 STOPPING: dict[str, Any] = {"max_steps": 60, "learning_rate": 0.5, **EVALUATED}
@@ -217,6 +242,9 @@ def patient() -> list[Any]:
             3,
             id="a rate that is a tensor",
         ),
+        pytest.param(one_cycle, "on_step_end", 7, id="a schedule of momentum that is made when it trains"),
+        pytest.param(building(lambda: [Sooner()]), "on_step_end", 6, id="an end that a callback has set"),
+        pytest.param(building(lambda: [Sooner()], **SAVED), "on_step_begin", 7, id="such an end, from a file"),
         pytest.param(building(lambda: [Freezing()]), "on_step_end", 5, id="frozen parameters"),
         pytest.param(building(lambda: [Freezing()], **SAVED), "on_step_begin", 5, id="frozen parameters, from a file"),
         pytest.param(building(patient, **STOPPING), "on_step_end", 6, id="patience"),

@@ -123,13 +123,13 @@ class Coordinator:
             case _:
                 assert_never(event)
         for _turn in range(_MAX_TURNS):
-            pairs = job.pairs.num_settled, job.pairs.is_open
             look_again_s = settle_health(job, now_s)
             until_s = resolve(job, now_s)
+            tested = job.pairs.progress
             pairs_s = settle_pairs(job, now_s)
-            # Whom one phase lets nobody blame, the next one may; who was blamed may be lost; and the first plan may
-            # wait for tests of pods with each other, or no longer.
-            if pairs == (job.pairs.num_settled, job.pairs.is_open) and is_settled(job, now_s):
+            # Whom one phase lets nobody blame, the next one may; and who was blamed may be lost. The first plan waits
+            # for tests of pairs, or no longer, and who was named by them is judged.
+            if tested == job.pairs.progress and is_settled(job, now_s):
                 break
         self._deadline_s = min(until_s, settle_copies(job, now_s), look_again_s, pairs_s)
         note_time(job, now_s)

@@ -263,7 +263,7 @@ class Plan:
 class PairState:
     """Whether a pod tests with others, and how its last such test went. Said by its launcher as well."""
 
-    port: int = 0
+    port: int
     """Of the store at which a partner meets this pod; 0: it takes no tests, or no more of them."""
     host: str = ""
     """Where that is: the pod's address. The agent adds it to what the launcher says."""

@@ -148,6 +148,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
         self._checkpoints = memory.Checkpointer(every=self._every, disk=self._folders)
         self._at_moves = memory.Checkpointer(every=1)
         self._begun_at = 0
+        self._planned_steps = 0
         self._loss = trainer_extras.RunningLoss(trainer)
         self._trainer_state: dict[str, Any] | None = None
         """What the Trainer goes on from; None at the start."""
@@ -159,6 +160,8 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
         self._random: Any = None
         self._optimizer: Any = None
         """What was restored, or would have been."""
+        self._groups: list[dict[str, Any]] = []
+        """Its groups of parameters, as they were restored."""
 
     @contextlib.contextmanager
     def newest(self) -> Iterator[str | None]:
@@ -179,6 +182,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
         self._restored, self._random, self._begun_at = json.loads(state["progress"]), state["random"], step
         self._trainer_state, self._saved_extras = self._restored["trainer"], self._restored["extras"]
         self._refuse_samples(self._restored["samples"], step)
+        self._groups = trainer_extras.groups(self._optimizer)
         logger.info("restored from memory: step=%d", step)
         with self._loss.measured(), tempfile.TemporaryDirectory(prefix="unbroken-") as folder:
             # A rank's batch of this world. Trainers of transformers 5.0 would take that of the world before.
@@ -201,6 +205,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
                 "create_optimizer and create_scheduler, or give it optimizers=(...)"
             )
         self._call.on_move(self._save_at_move)
+        self._planned_steps = state.max_steps
         if self._trainer_state is not None:
             # It is no start, and callbacks have counted that evaluation.
             args.eval_on_start = False
@@ -210,12 +215,8 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
         if self._restored is None:
             return
         self._trainer.lr_scheduler.load_state_dict(text_states.from_json(self._restored["scheduler"]))
-        for group, rates in zip(_plain(self._trainer.optimizer).param_groups, self._restored["rates"], strict=True):
-            for name, rate in rates.items():
-                if hasattr(group.get(name), "fill_"):
-                    group[name].fill_(rate)
-                else:
-                    group[name] = rate
+        # A schedule that was made since has begun with rates of its own, and those of momentum.
+        trainer_extras.put_back_groups(self._optimizer, self._groups)
         scaler = self._trainer.accelerator.scaler
         if scaler is not None and self._restored["scaler"]:
             scaler.load_state_dict(self._restored["scaler"])
@@ -311,15 +312,11 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
             "extras": self._extras(),
             "samples": self._samples(),
             "scheduler": {} if schedule is None else text_states.for_json(schedule.state_dict()),
-            "rates": [
-                {name: float(group[name]) for name in ("lr", "initial_lr") if name in group}
-                for group in _plain(trainer.optimizer).param_groups
-            ],
             "scaler": {} if scaler is None else scaler.state_dict(),
         }
 
     def _extras(self) -> dict[str, Any]:
-        return trainer_extras.read(self._trainer, self._loss)
+        return trainer_extras.read(self._trainer, self._loss, self._planned_steps)
 
     def _samples(self) -> int:
         """Return how many samples one step has, on all ranks."""

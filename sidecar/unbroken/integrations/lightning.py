@@ -24,7 +24,14 @@ from lightning.pytorch.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 
 from unbroken import inprocess, memory
-from unbroken.integrations import lightning_hooks, one_training, random_numbers, text_states, whole_files
+from unbroken.integrations import (
+    lightning_hooks,
+    module_modes,
+    one_training,
+    random_numbers,
+    text_states,
+    whole_files,
+)
 from unbroken.integrations.samples import GlobalBatches
 from unbroken.integrations.waiting_gradients import WaitingGradients
 from unbroken.memory.place import read_every
@@ -70,17 +77,18 @@ def _local_path(path: Any) -> Path | None:
     return None if "://" in text or "::" in text else Path(text)
 
 
-def place(call: inprocess.CallWrapper, plugins: Sequence[Any] = ()) -> dict[str, Any]:
+def place(call: inprocess.CallWrapper, plugins: Sequence[Any] = (), strategy: Any = "ddp") -> dict[str, Any]:
     """Return what `Trainer(...)` has to know of this iteration: `Trainer(**place(call), ...)`.
 
     `plugins`: others that the Trainer shall have. Without a CheckpointIO among them Lightning's own checkpoints are
-    written by `WholeFiles`.
+    written by `WholeFiles`. `strategy`: a kind of DDP; with `ddp_find_unused_parameters_true` more than two ranks add
+    gradients up in the same order after a restart as before.
     """
     files = [] if any(isinstance(one, CheckpointIO) for one in plugins) else [WholeFiles()]
     world_size = call.state.active_world_size or 1
     devices = int(os.environ.get("LOCAL_WORLD_SIZE") or "1")
     return {
-        **{"strategy": "ddp", "devices": devices, "num_nodes": max(world_size // devices, 1)},
+        **{"strategy": strategy, "devices": devices, "num_nodes": max(world_size // devices, 1)},
         **{"plugins": [Environment(), *files, *plugins], "use_distributed_sampler": False},
     }
 
@@ -114,6 +122,10 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         self._waiting: WaitingGradients | None = None
         self._metrics: dict[str, Any] | None = None
         """What callbacks and schedules looked at before; None where nothing is restored, or it has none."""
+        self._modes: dict[str, Any] | None = None
+        """Which parts of the module trained; None as above."""
+        self._num_fetched = 0
+        """Batches that a module which takes them by itself had taken when this one began."""
         self._accumulates = 1
         """Batches of one step, as the epoch that is restored has begun."""
         self._data: dict[str, Any] = {}
@@ -195,6 +207,16 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
                 "else samples would be trained twice or left out after a fault"
             )
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse an epoch whose beginning no number of batches says."""
+        done, passes = _progress_of(trainer).completed, trainer.current_epoch
+        if self._batches is not None and done != passes * len(self._batches):
+            raise ValueError(
+                f"epoch: want one that begins after {passes * len(self._batches)} batches ({passes} passes of "
+                f"GlobalBatches), got {done}; after a fault in it the training would go on elsewhere in the data: let "
+                "no on_train_batch_start return -1, and let GlobalBatches have the steps that it had in a checkpoint"
+            )
+
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Save and report the batches before this one."""
         progress = _progress_of(trainer)
@@ -205,6 +227,10 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
             trainer._logger_connector._callback_metrics.update(_on(trainer.strategy.root_device, self._metrics))
             trainer.fit_loop._restarting = False
             self._metrics = None
+        if self._modes is not None:
+            module_modes.put_back(pl_module, self._modes)
+            self._modes = None
+        self._num_fetched = _num_fetched(trainer)
         if self._random is not None:
             # Lightning counts a batch that was begun and not ended once more, and validates by that number.
             progress.ready = done + 1
@@ -228,7 +254,12 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
             self._call.ping()
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        """Remember the data's state, before the next batch is fetched."""
+        """Remember the data's state, before the next batch is fetched. Refuse a module that has taken another one."""
+        if (taken := _num_fetched(trainer) - self._num_fetched) > 1:
+            raise ValueError(
+                f"training_step(dataloader_iter): want one batch taken in each call, got {taken}; after a fault those "
+                "that were taken ahead would be left out, or trained twice"
+            )
         self._data = copy.deepcopy(lightning_hooks.data_state(trainer))
 
     def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
@@ -244,13 +275,15 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         """Return what Lightning's own checkpoints have of this."""
         batches = 0 if self._trainer is None else _progress_of(self._trainer).processed
         metrics = {} if self._trainer is None else _metrics_of(self._trainer)
-        return {"batches": batches, "samples": self._samples(), "metrics": metrics}
+        modes = None if self._trainer is None else module_modes.read(self._trainer.lightning_module)
+        return {"batches": batches, "samples": self._samples(), "metrics": metrics, "modes": modes}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Remember what Lightning has read from a file."""
         self._refuse_samples(state_dict.get("samples") or {})
         self._from_file.batches = int(state_dict["batches"])
         self._metrics = state_dict.get("metrics")
+        self._modes = state_dict.get("modes")
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Remember it: what it says of optimizers and progress is restored after `on_fit_start`."""
@@ -286,6 +319,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
             "data": self._data,
             "accumulates": trainer.accumulate_grad_batches,
             "metrics": _metrics_of(trainer),
+            "modes": module_modes.read(trainer.lightning_module),
             "should_stop": bool(trainer.should_stop),
         }
 
@@ -293,6 +327,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         self._refuse_samples(progress["samples"])
         self._accumulates = progress["accumulates"]
         self._metrics = progress["metrics"]
+        self._modes = progress["modes"]
         # Something has asked for the end, and Lightning goes on until `min_steps` or `min_epochs`.
         trainer.should_stop = progress["should_stop"]
         trainer.fit_loop.load_state_dict(progress["loops"])
@@ -349,6 +384,15 @@ def _listed(loaders: Any) -> list[Any]:
 def _progress_of(trainer: Any) -> Any:
     """Return how many batches were made ready, begun and ended over all epochs."""
     return trainer.fit_loop.epoch_loop.batch_progress.total
+
+
+def _num_fetched(trainer: Any) -> int:
+    """Return how many batches of this pass a module has taken by itself (`training_step(dataloader_iter)`); else 0.
+
+    Otherwise Lightning fetches one ahead, which is not in the number of batches that have ended.
+    """
+    fetcher = trainer.fit_loop._data_fetcher
+    return int(fetcher.fetched) if type(fetcher).__name__ == "_DataLoaderIterDataFetcher" else 0
 
 
 def _metrics_of(trainer: Any) -> dict[str, Any]:

@@ -15,11 +15,20 @@ _BASES = ("Callback", "CheckpointHooks")
 CHANGE_WHAT_TRAINS = ("StochasticWeightAveraging", "BaseFinetuning", "ModelPruning")
 """Callbacks that add parameters, groups of them or schedules while the training goes on."""
 
+TRY_BEFORE = ("LearningRateFinder", "BatchSizeFinder")
+"""Callbacks that train for a while to find an option, each time when `fit` begins."""
+
 
 def refuse(callbacks: Sequence[Any]) -> None:
-    """Raise ValueError for callbacks after which a new Trainer has no place for what was saved."""
+    """Raise ValueError for callbacks after which a new Trainer has no place for what was saved, or other options."""
     for one in callbacks:
         names = {each.__name__ for each in type(one).__mro__}
+        if names & set(TRY_BEFORE):
+            raise ValueError(
+                "Trainer(callbacks=...): want none that tries options out when training begins, got "
+                f"{type(one).__name__}; after a fault it would do so again, in the middle of the training: find them "
+                "in a job of their own"
+            )
         if names & set(CHANGE_WHAT_TRAINS):
             raise ValueError(
                 f"Trainer(callbacks=...): want none that adds parameters or schedules in mid-training, got "

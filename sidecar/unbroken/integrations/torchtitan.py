@@ -4,11 +4,12 @@ The place for all this is the Trainer's checkpoint manager, which its configurat
 first step and once after each one. Nothing of torchtitan is changed.
 """
 
+import contextlib
 import copy
 import dataclasses
 import json
 import logging
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,10 +69,38 @@ def train(
     config = dataclasses.replace(config, checkpoint=checkpoints, model_spec=spec)
     trainer = config.build()
     try:
-        trainer.train()
+        with _apart(trainer):
+            trainer.train()
     finally:
         trainer.close()
     return trainer
+
+
+@contextlib.contextmanager
+def _apart(trainer: Trainer) -> Iterator[None]:
+    """Let validations leave the random numbers as they were.
+
+    torchtitan validates once the step is saved. After a fault a training goes on from there without that validation,
+    and would have other random numbers than without the fault.
+    """
+    if not trainer.config.validator.enable:
+        yield
+        return
+    validator, rank, world_size = trainer.validator, dist.get_rank(), dist.get_world_size()
+    validate = validator.validate
+
+    def validated(*args: Any, **kwargs: Any) -> Any:
+        before = random_numbers.capture(rank, world_size)
+        found = validate(*args, **kwargs)
+        random_numbers.restore(before, rank, world_size, seed=0)
+        return found
+
+    # An attribute of this one object.
+    validator.validate = validated
+    try:
+        yield
+    finally:
+        del validator.validate
 
 
 def _refuse(config: Trainer.Config) -> None:

@@ -4,10 +4,13 @@ callbacks     what an ExportableState exports, such as the patience that EarlySt
 loss          the sum since the last log, else a log would leave out the steps before a fault
 frozen        the parameters that a callback has frozen meanwhile
 epoch         its number of steps, which must stay: a step would mean another place in the data
+groups        of parameters: a schedule, which is made later, sets rates in them, and momentum or betas
+max_steps     the end that a callback has set meanwhile
 flos          floating-point operations that are not in the state yet
 """
 
 import contextlib
+import copy
 import dataclasses
 import math
 from collections.abc import Iterator
@@ -88,9 +91,12 @@ class RunningLoss:
             self._sum = torch.tensor(0.0)
 
 
-def read(trainer: Trainer, loss: RunningLoss) -> dict[str, Any]:
-    """Return what `put_back` takes, for JSON."""
+def read(trainer: Trainer, loss: RunningLoss, planned_steps: int) -> dict[str, Any]:
+    """Return what `put_back` takes, for JSON. `planned_steps`: the last step as it was when the training began."""
+    last = trainer.state.max_steps
     return {
+        # Not the planned one, which TrainingArguments say anew.
+        "max_steps": None if last == planned_steps else last,
         "loss": loss.state(),
         "flos": float(trainer.current_flos),
         "frozen": [name for name, one in trainer.model.named_parameters() if not one.requires_grad],
@@ -121,10 +127,28 @@ def put_back(trainer: Trainer, loss: RunningLoss, saved: dict[str, Any]) -> None
             "gradient_accumulation_steps be the same in each world"
         )
     loss.restore(saved["loss"])
+    if (last := saved.get("max_steps")) is not None:
+        trainer.state.max_steps = last
     trainer.current_flos = saved["flos"]
     frozen = set(saved["frozen"])
     for name, one in trainer.model.named_parameters():
         one.requires_grad_(name not in frozen)
+
+
+def groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return what groups of parameters have beside these."""
+    named = [{name: one for name, one in group.items() if name != "params"} for group in optimizer.param_groups]
+    return copy.deepcopy(named)
+
+
+def put_back_groups(optimizer: torch.optim.Optimizer, saved: list[dict[str, Any]]) -> None:
+    """Set it. A tensor stays the one that compiled code knows."""
+    for group, values in zip(optimizer.param_groups, saved, strict=True):
+        for name, value in values.items():
+            if isinstance(now := group.get(name), torch.Tensor):
+                now.copy_(torch.as_tensor(value))
+            else:
+                group[name] = value
 
 
 def exported(trainer: Trainer) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Reads one checkpoint out of slots: of the own shard where it suffices, else of all shards that this host has."""
 
 import io
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,12 @@ class Contents:
         found = self._sources[0].paths.items()
         return {name: path for name, path in found if all(one.paths.get(name) == path for one in self._sources)}
 
+    def gone(self, mappings: Mapping[str, Sequence[Any]]) -> list[Sequence[Any]]:
+        """Return where a state has something that none of these shards has, in what was saved with its paths."""
+        roots = {path[0] for path in self.paths.values()}
+        known = self._objects.keys() | self._whole.keys()
+        return [path for name, path in mappings.items() if name not in known and path[0] in roots and len(path) > 1]
+
     def unclaimed(self, names: Collection[str]) -> list[str]:
         """Return what all shards have, and a state with these names has no place for."""
         of_each = [{*(entry.name for entry in one.layout.entries), *one.objects} for one in self._sources]
@@ -80,8 +86,10 @@ class Contents:
         with torch.no_grad():
             if type(planner) is nested.LoadPlanner:
                 # All places first: between two copies the processor's caches hold nothing of what finds them.
-                for target, part in [self._found(item, planner) for item in plan.items if _is_tensor(item)]:
+                found = [(item, self._found(item, planner)) for item in plan.items if _is_tensor(item)]
+                for item, (target, part) in found:
                     target.copy_(part)
+                    planner.commit_tensor(item, target)
             for item in plan.items:
                 if not _is_tensor(item):
                     self._read_object(item, planner)

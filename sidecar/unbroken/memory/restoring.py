@@ -20,7 +20,7 @@ from unbroken.memory.agreement import all_true, gather
 from unbroken.memory.arena import WorkerSlots
 from unbroken.memory.choosing import ReadableCheckpoint, ReadableShard, candidates, with_later
 from unbroken.memory.new_state.lazy_state import LazyState
-from unbroken.memory.new_state.nested import LoadPlanner, with_places
+from unbroken.memory.new_state.nested import LoadPlanner, real_path, with_places, without
 from unbroken.memory.place import WorkerInfo
 from unbroken.memory.reading import Contents, missing
 from unbroken.memory.remote import Holders, Remote
@@ -181,6 +181,9 @@ class Restoration:
         values = with_places(state_dicts(state), contents.paths)
         planner = LoadPlanner()
         planner.set_up_planner(values, metadata)
+        if gone := contents.gone(planner.mappings):
+            values = without(values, [tuple(real_path(values, path)) for path in gone], contents.paths.values())
+            planner.set_up_planner(values, metadata)
         try:
             plan = planner.create_local_plan()
         except (RuntimeError, ValueError) as error:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from unbroken.memory.layout import Layout, Shape, make_layout
 from unbroken.memory.new_state.lazy_state import needs_closure
-from unbroken.memory.new_state.nested import real_path
+from unbroken.memory.new_state.nested import empty, real_path
 
 PATHS = "unbroken.paths"
 """Among the objects of a shard: {name: where it lies in the dictionaries of the state}."""
@@ -61,12 +61,23 @@ class ShardReader:
             refuse_unreadable(objects)
             _refuse_closures(state)
             self._signature = signature
+        names = self.names | _add_empty(state, values, flat, objects)
         paths = {
             name: tuple(real_path(values, path))
-            for name, path in self.names.items()
-            if name in objects and len(path) > 1 and not isinstance(state[str(path[0])], nn.Module)
+            for name, path in names.items()
+            if name in objects and not isinstance(state[str(path[0])], nn.Module)
         }
         return Shard(self._layout, sources, _dump({**objects, PATHS: paths} if paths else objects))
+
+
+def _add_empty(
+    state: Mapping[str, Any], values: Mapping[str, Any], flat: Mapping[str, Any], objects: dict[str, Any]
+) -> dict[str, tuple[Any, ...]]:
+    """Add dictionaries without anything to the objects; return their paths by name."""
+    own = {name: one for name, one in values.items() if not isinstance(state[name], nn.Module)}
+    found = {".".join(path): path for path in empty(own) if ".".join(path) not in flat}
+    objects.update({name: {} for name in found})
+    return found
 
 
 def shard_of_plan(plan: SavePlan, planner: SavePlanner) -> Shard:

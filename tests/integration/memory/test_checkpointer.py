@@ -18,7 +18,7 @@ from torch import nn
 from unbroken.keeper.reading import ReadLock
 from unbroken.memory import Checkpointer, Saved, Skipped
 from unbroken.memory.slots import Slot
-from unbroken_core.pod.memory_slots import CONTENT_OFFSET, HEAD_BYTES, SlotState, digests_name
+from unbroken_core.pod.memory_slots import BLOCK_BYTES, CONTENT_OFFSET, HEAD_BYTES, SlotState, digests_name
 
 from .conftest import LivePod
 
@@ -250,6 +250,32 @@ def test_a_flipped_bit_is_never_restored(pod: LivePod, place: str, caplog: pytes
     assert torch.equal(fresh["a"], torch.ones(100))
     assert "differ from what was sealed" in caplog.text
     assert [head.moment.step for head in pod.slots().values() if head.state is SlotState.SEALED] == [0]
+
+
+@pytest.mark.parametrize("block", [1, 3, 5])
+def test_a_flipped_bit_beyond_the_first_block_is_never_restored_and_nothing_is_overwritten(
+    pod: LivePod, block: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Layout and objects lie in the first block, and are compared before there is a plan."""
+    pod.start()
+    size = BLOCK_BYTES // 2
+    state: dict[str, Any] = {name: torch.zeros(size) for name in "abc"}
+    checkpointer = Checkpointer()
+    paths = []
+    for step in range(2):
+        for one in state.values():
+            one.add_(1)
+        checkpointer.save(state, step)
+        paths.append(pod.wait_digested(step))
+    flip(paths[1], CONTENT_OFFSET + block * BLOCK_BYTES + 1000)
+    fresh = {name: torch.zeros(size) for name in "abc"}
+    assert Checkpointer().load(fresh) == 0
+    assert all(torch.equal(one, torch.ones(size)) for one in fresh.values())
+    assert "blocks differ from what was sealed" in caplog.text
+    flip(paths[0], CONTENT_OFFSET + block * BLOCK_BYTES + 1000)
+    new = {name: torch.full((size,), 7.0) for name in "abc"}
+    assert Checkpointer().load(new) is None
+    assert all(torch.equal(one, torch.full((size,), 7.0)) for one in new.values()), "a state is never half restored"
 
 
 def flip(path: Path, at: int) -> None:

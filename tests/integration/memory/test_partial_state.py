@@ -76,6 +76,31 @@ def test_they_have_none_after_a_load_from_the_disk_either(pod: LivePod, tmp_path
     assert contents(fresh) == contents(state)
 
 
+@pytest.mark.parametrize("has_disk", [False, True])
+def test_parameters_that_were_unfrozen_later_have_their_state_again(
+    pod: LivePod, tmp_path: Path, has_disk: bool
+) -> None:
+    """They are frozen in a new process, as when the training began."""
+    states = make_state(), make_state()
+    for one in states:
+        one["model"][0].requires_grad_(False)
+    state, fresh = states
+    step_once(state, 1)
+    state["model"][0].requires_grad_(True)
+    step_once(state, 0, 1)
+    if has_disk:
+        pod.be_outside()
+        save(state, checkpoint_id=tmp_path / "step-2")
+    else:
+        pod.start()
+        assert isinstance(Checkpointer().save(state, 2), Saved)
+        pod.be(iteration=1)
+        pod.be_new_process()
+    assert Checkpointer(disk=tmp_path).load(fresh) == 2
+    assert contents(fresh) == contents(state)
+    assert not any(one.requires_grad or one.grad is not None for one in fresh["model"][0].parameters())
+
+
 def test_an_optimizer_is_as_new_when_nothing_could_be_restored(pod: LivePod) -> None:
     pod.start()
     state, checkpointer = make_state(), Checkpointer()
@@ -89,6 +114,26 @@ def test_an_optimizer_is_as_new_when_nothing_could_be_restored(pod: LivePod) -> 
     for one in (fresh, untouched):
         step_once(one, 0, 1)
     assert contents(fresh) == contents(untouched)
+
+
+def test_hooks_of_an_optimizer_see_no_step_in_a_load(pod: LivePod) -> None:
+    """One that counts steps, or averages weights after each, would be one ahead."""
+    pod.start()
+    state, fresh = make_state(), make_state()
+    for one in (state, fresh):
+        # torch makes its state in a whole step alone.
+        one["optimizer"] = torch.optim.SGD(one["model"].parameters(), lr=0.1, momentum=0.9)
+    step_once(state, 0)
+    assert isinstance(Checkpointer().save(state, 1), Saved)
+    pod.be(iteration=1)
+    pod.be_new_process()
+    seen: list[str] = []
+    fresh["optimizer"].register_step_pre_hook(lambda *_: seen.append("pre"))
+    fresh["optimizer"].register_step_post_hook(lambda *_: seen.append("post"))
+    assert Checkpointer().load(fresh) == 1
+    assert seen == []
+    step_once(fresh, 0, 1)
+    assert seen == ["pre", "post"]
 
 
 def test_what_a_loop_has_filled_since_it_began_is_restored(pod: LivePod) -> None:
@@ -108,6 +153,44 @@ def test_what_a_loop_has_filled_since_it_began_is_restored(pod: LivePod) -> None
     assert Checkpointer().load(state) == 1
     assert (fresh.best, fresh.by_name) == ({"loss": 0.5, 7: [1, 2]}, {"all": {"x.y": 3}})
     assert state["counts"] == {"a.b": {"c": 4}}
+
+
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        pytest.param({"a": 1, "b": 2}, {"b": 3}, id="a key less"),
+        pytest.param({"a": {"x": 1, "y": {"z": 2}}, "b": 2}, {"b": 3}, id="dictionaries less"),
+        pytest.param({"a": {"x": 1}, "b": 2}, {"a": {}, "b": 3}, id="a dictionary that is empty now"),
+        pytest.param({"a": 1}, {}, id="nothing"),
+        pytest.param({"a": {}}, {"a": {}}, id="empty before and after"),
+        pytest.param({}, {"a": {"b": {}}}, id="an empty one that is new"),
+        pytest.param({"a": [{"x": 1}, {"x": 2}, {"y": 3}]}, {"a": [{"x": 4}]}, id="a shorter list of dictionaries"),
+        pytest.param({"a": [{"x": 1}], "b": 2}, {"a": [], "b": 3}, id="a list that is empty now"),
+        pytest.param({"a": {"x": 1}}, {"a": 5}, id="a number in the place of a dictionary"),
+        pytest.param({"a": 5}, {"a": {"x": 1}}, id="a dictionary in the place of a number"),
+        pytest.param({1: 2, 3: 4}, {3: 5}, id="numbers as keys"),
+        pytest.param([{"x": 1}], [], id="a list, empty now"),
+        pytest.param([{"x": 1}], [2, 3], id="a list, of numbers now"),
+        pytest.param({"x": 1}, 5, id="a number"),
+        pytest.param({"a.b": 1, "a": {"c": 2}}, {"a": {"c": 3}}, id="a name with a dot"),
+    ],
+)
+@pytest.mark.parametrize("is_stateful", [False, True])
+def test_what_a_loop_has_dropped_since_it_began_is_not_there_after_a_restore(
+    pod: LivePod, first: Any, later: Any, is_stateful: bool
+) -> None:
+    def state_of(values: Any) -> dict[str, Any]:
+        scores = Scores()
+        scores.best = copy.deepcopy(values)
+        return {"it": scores if is_stateful else scores.best, "step": 1}
+
+    pod.start()
+    assert isinstance(Checkpointer().save(state_of(later), 1), Saved)
+    pod.be(iteration=1)
+    pod.be_new_process()
+    fresh = state_of(first)
+    assert Checkpointer().load(fresh) == 1
+    assert (fresh["it"].best if is_stateful else fresh["it"]) == later
 
 
 class Counting(torch.optim.Optimizer):

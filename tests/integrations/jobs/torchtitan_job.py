@@ -25,6 +25,7 @@ from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
 from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.components.validate import Validator
 from torchtitan.config import ParallelismConfig, TrainingConfig
 from torchtitan.config.configs import DebugConfig
 from torchtitan.models.common.attention import ScaledDotProductAttention
@@ -118,6 +119,23 @@ class Samples(BaseDataLoader):  # type: ignore[misc]  # the package brings no ty
         self._done = state_dict["done"]
 
 
+class Checks(Samples):
+    """What validations look at. They draw random numbers, as an iterator of a DataLoader does."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):  # type: ignore[misc]  # the package brings no types here
+        """What a validation sets."""
+
+        infinite: bool = True
+
+    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        """Give the same batch each time."""
+        while True:
+            torch.rand(1)
+            tokens = self._tokens[: GLOBAL_BATCH // 2]
+            yield {"input": tokens[:, :-1]}, tokens[:, 1:]
+
+
 class Notes(MetricsProcessor):  # type: ignore[misc]  # the package brings no types here
     """Notes each step before it is saved."""
 
@@ -157,6 +175,8 @@ def configuration(call: inprocess.CallWrapper) -> Trainer.Config:
         parallelism=ParallelismConfig(spmd_backend="partial_dtensor"),
         checkpoint=CheckpointManager.Config(enable=WRITES, interval=SAVE_EVERY),
         metrics=Notes.Config(log_freq=1),
+        # One of them between the last save and the first fault.
+        validator=Validator.Config(enable=True, freq=7, steps=1, dataloader=Checks.Config()),
         debug=DebugConfig(seed=1),
         dump_folder=str(OUT / "disk"),
     )

@@ -10,7 +10,6 @@ No pod with ranks ever is. What was not tested is unknown. Who tests with whom, 
 import itertools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.pair_table import Flight
@@ -35,15 +34,6 @@ MOST_PARTNERS = 3
 MOST_LINKS = 4
 """Links of one pod that are told."""
 _MOST_MESSAGE = 300
-
-
-@dataclass
-class _Tests:
-    """How those of one pod in a flight have gone."""
-
-    num_passed: int = 0
-    failed: list[int] = field(default_factory=list)
-    """With whom, one entry a test, the last one last."""
 
 
 def receive_pairs(job: JobState, member: Member, said: PairState | None, now_s: float) -> None:
@@ -119,7 +109,8 @@ def _begin(job: JobState, until_s: float, now_s: float) -> Flight | None:
     newcomers = [uid for uid in table.fresh if _is_free(job, uid)]
     if not newcomers:
         return None
-    others = [uid for uid in table.said if uid not in newcomers and uid not in table.bad and _is_free(job, uid)]
+    tested = (uid for uid in table.said if uid in table.tested and uid not in table.bad)
+    others = [uid for uid in tested if _is_free(job, uid)]
     others.sort(key=lambda uid: (uid not in table.proven, job.members.by_uid[uid].pod))
     chosen = others[:MOST_PARTNERS]
     ordered = list(job.members.ranking.ordered({uid: job.members.by_uid[uid] for uid in (*newcomers, *chosen)}))
@@ -131,7 +122,7 @@ def _begin(job: JobState, until_s: float, now_s: float) -> Flight | None:
         frozenset(newcomers),
         [_state(job, uid) for uid in ordered],
         until_s,
-        tuple(Trial(Pair(*sorted(pair)), True) for pair in itertools.pairwise(proven)),
+        tuple(Trial(pair_of(*pair), True) for pair in itertools.pairwise(proven)),
     )
     table.begin(flight)
     return flight
@@ -174,7 +165,7 @@ def _end(job: JobState, flight: Flight, now_s: float) -> None:
     table = job.pairs
     table.end()
     diagnosis = judge(flight.states, (*flight.seeds, *flight.trials))
-    tests, found_links = _tests_of(flight), _links_of(flight, diagnosis)
+    found = _links_of(flight, diagnosis)
     for verdict in diagnosis.hosts:
         uid = flight.uids[verdict.host]
         if uid not in job.members.by_uid:
@@ -182,22 +173,23 @@ def _end(job: JobState, flight: Flight, now_s: float) -> None:
         # Who has passed with others before fails with few now: that may be the links, and few cannot tell.
         is_bad = verdict.named is Named.BAD and verdict.why is Why.PROVEN_PARTNERS and uid not in table.proven
         earlier = job.health.pairs.get(uid, ()) if uid not in flight.newcomers and not is_bad else ()
-        own = tuple(each for each in earlier if not each.entity) or (_finding(flight, verdict, tests[verdict.host]),)
-        links = (*found_links.get(verdict.host, ()), *(each for each in earlier if each.entity))
+        own = tuple(each for each in earlier if not each.entity) or (_finding(flight, verdict),)
+        links = (*found.get(verdict.host, ()), *(each for each in earlier if each.entity))
         if is_bad or verdict.why is Why.PASSED:
             table.name(uid, is_bad=is_bad)
         _note(job, uid, (*own, *links[:MOST_LINKS]), now_s)
 
 
-def _finding(flight: Flight, verdict: HostVerdict, tests: _Tests) -> Finding:
+def _finding(flight: Flight, verdict: HostVerdict) -> Finding:
     """Return what is said of one pod."""
     if verdict.why is Why.PASSED:
-        return Finding(PAIRS, "", Verdict.OK, message=f"passed {counted(tests.num_passed, 'test')} with other pods")
-    partners = _names(flight, dict.fromkeys(tests.failed))
+        num = len(verdict.passed)
+        return Finding(PAIRS, "", Verdict.OK, message=f"passed {counted(num, 'test')} with other pods")
+    partners = _names(flight, dict.fromkeys(verdict.failed))
     if verdict.named is Named.BAD and verdict.why is Why.PROVEN_PARTNERS:
-        reasons = (flight.reasons.get(pair_of(verdict.host, partner), "") for partner in reversed(tests.failed))
+        reasons = (flight.reasons.get(pair_of(verdict.host, partner), "") for partner in reversed(verdict.failed))
         last = next(filter(None, reasons), "")
-        text = f"failed {counted(len(tests.failed), 'test')} with {partners}, who pass with others"
+        text = f"failed {counted(len(verdict.failed), 'test')} with {partners}, who pass with others"
         return Finding(PAIRS, "", Verdict.FATAL, message=(text + (f" ({last})" if last else ""))[:_MOST_MESSAGE])
     alone = "there was no other pod without ranks to test with, or no time"
     text = {
@@ -211,27 +203,15 @@ def _finding(flight: Flight, verdict: HostVerdict, tests: _Tests) -> Finding:
 
 
 def _links_of(flight: Flight, diagnosis: Diagnosis) -> dict[int, list[Finding]]:
-    """Return what is said of links, by pod; it is told of both ends, and speaks against neither."""
+    """Return what is said of links, by number of a pod: of both ends, and it speaks against neither."""
     found: dict[int, list[Finding]] = {}
     for link in diagnosis.links:
         why = flight.reasons.get(link.pair, "")
         text = f"failed {counted(link.num_failed, 'test')} with each other" + (f" ({why})" if why else "")
         for host, other in (link.pair, reversed(link.pair)):
-            finding = Finding(PAIRS, flight.names[other][:128], Verdict.SUSPECT, message=text[:_MOST_MESSAGE])
-            found.setdefault(host, []).append(finding)
+            name = flight.names[other][:128]
+            found.setdefault(host, []).append(Finding(PAIRS, name, Verdict.SUSPECT, message=text[:_MOST_MESSAGE]))
     return found
-
-
-def _tests_of(flight: Flight) -> list[_Tests]:
-    """Return how the tests of each pod have gone, where both have said so: one pass for all of thousands of pods."""
-    tests = [_Tests() for _uid in flight.uids]
-    for trial in flight.trials:
-        for host, partner in (trial.pair, reversed(trial.pair)):
-            if trial.is_conclusive and trial.has_passed:
-                tests[host].num_passed += 1
-            elif trial.is_conclusive:
-                tests[host].failed.append(partner)
-    return tests
 
 
 def _names(flight: Flight, hosts: Iterable[int]) -> str:

@@ -34,6 +34,11 @@ from unbroken_core.recovery.health import (
 from unbroken_core.vocabulary.findings import LOG_LINES, PAIRS, PREFLIGHT, Health, Verdict
 from unbroken_core.vocabulary.reasons import Cause, Rung
 
+_FEW = 64
+"""Pods that something speaks against: a finding more is judged at once."""
+_PAUSE_S = 0.5
+"""Between two judgements of more."""
+
 
 def receive_health(job: JobState, member: Member, health: Health | None, now_s: float) -> None:
     """Note what the watch of a pod says, and what lines of its workers say is slow by a log rule of the job."""
@@ -65,13 +70,24 @@ def settle_health(job: JobState, now_s: float) -> float:
         return math.inf
     basis = _basis(job, now_s)
     if basis != table.basis or now_s >= table.due_s:
-        table.basis, table.due_s = basis, _judge(job, now_s)
+        if _is_put_off(table, now_s):
+            return table.judged_s + _PAUSE_S
+        table.basis, table.due_s, table.judged_s = basis, _judge(job, now_s), now_s
     return table.due_s
 
 
 def is_settled(job: JobState, now_s: float) -> bool:
-    """Return whether nothing has changed since all was judged, by the judgement itself or by what came of it."""
-    return job.health.basis is None or job.health.basis == _basis(job, now_s)
+    """Return whether nothing has changed since all was judged, by the judgement itself or by what came of it.
+
+    Also where many findings came lately, and are to be judged together.
+    """
+    table = job.health
+    return table.basis is None or table.basis == _basis(job, now_s) or _is_put_off(table, now_s)
+
+
+def _is_put_off(table: HealthTable, now_s: float) -> bool:
+    """Return whether an alarm of many pods was judged just now: each judgement takes as long as there are findings."""
+    return len(table.strikes) + len(table.failed) > _FEW and now_s < table.judged_s + _PAUSE_S
 
 
 def _basis(job: JobState, now_s: float) -> tuple[object, ...]:

@@ -64,6 +64,8 @@ class HealthTable:
     num_changes: int = 0
     basis: tuple[object, ...] | None = None
     """On what it was judged last; None: not yet."""
+    judged_s: float = -math.inf
+    """When."""
     due_s: float = math.inf
     """Until when that holds, if nothing of it changes."""
 

@@ -101,6 +101,11 @@ class PairTable:
     num_settled: int = 0
     """Rises when something begins or ends that the first plan waits for, and the status shows."""
 
+    @property
+    def progress(self) -> tuple[int, bool]:
+        """Another value whenever the first plan may have to wait for tests, or no longer."""
+        return self.num_settled, self.is_open
+
     def note(self, uid: str, said: PairState | None) -> bool:
         """Take what a pod says; None: it is gone. Return whether it takes tests no more, and has been in none."""
         before = self.said.get(uid)

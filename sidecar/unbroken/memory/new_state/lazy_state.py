@@ -1,7 +1,9 @@
 """State that optimizers make in their first step: a new one must have it before it can be loaded in place."""
 
+import contextlib
 import inspect
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,7 +53,8 @@ def _make(optimizer: Optimizer, numbers: Collection[str]) -> None:
     wanted = [
         parameter
         for number, parameter in enumerate(one for group in optimizer.param_groups for one in group["params"])
-        if parameter.requires_grad and str(number) in numbers
+        # Also one that is frozen in a new process, and was trained later.
+        if str(number) in numbers
     ]
     try:
         with torch.no_grad():
@@ -99,11 +102,23 @@ def _step(optimizer: Optimizer, wanted: Iterable[torch.Tensor]) -> None:
             if "lr" in group:
                 rate = group["lr"]
                 group["lr"] = torch.zeros_like(rate) if isinstance(rate, torch.Tensor) else 0.0
-        optimizer.step()
+        with _without_hooks(optimizer):
+            optimizer.step()
     finally:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             if rate is not None:
                 group["lr"] = rate
+
+
+@contextlib.contextmanager
+def _without_hooks(optimizer: Optimizer) -> Iterator[None]:
+    """Let nobody count this step, average weights after it, or wait in it for other ranks."""
+    before = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+    try:
+        yield
+    finally:
+        optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = before
 
 
 def _has_gradient(group: dict[str, object]) -> bool:

@@ -6,7 +6,7 @@ text of that number, beside the old one.
 
 import copy
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -113,14 +113,55 @@ def with_places(values: Mapping[str, Any], paths: Mapping[str, Sequence[Any]]) -
     return found
 
 
+def empty(values: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the paths, of texts, of dictionaries without anything in them: torch's planner passes over these."""
+    if not isinstance(values, dict):
+        return
+    if not values and path:
+        yield path
+    for key, one in values.items():
+        yield from empty(one, (*path, str(key)))
+
+
+def without(
+    values: Mapping[str, Any], paths: Sequence[Sequence[Any]], kept: Collection[Sequence[Any]]
+) -> dict[str, Any]:
+    """Return dictionaries of a state without what lies at these paths; what is there stays as it is.
+
+    What a loop has dropped since it began, such as a score that was among the best, is there in a new process.
+    Dictionaries and lists that are left empty go as well, unless something of `kept` lies in them.
+    """
+    found = dict(values)
+    found |= {name: _copied(values[name]) for name in {path[0] for path in paths}}
+    stay = {tuple(map(str, path[:length])) for path in kept for length in range(1, len(path) + 1)}
+    for path in sorted(paths, key=_numbers, reverse=True):  # from the end of each list
+        _drop(found, path, stay)
+    return found
+
+
+def _numbers(path: Sequence[Any]) -> list[int]:
+    return [key[0] if isinstance(key, list) else 0 for key in path]
+
+
+def _drop(values: dict[str, Any], path: Sequence[Any], stay: Collection[tuple[str, ...]]) -> None:
+    containers: list[Any] = [values]
+    for key in path[:-1]:
+        containers.append(containers[-1][_index(key)])
+    for length in range(len(path), 1, -1):
+        container, key = containers[length - 1], path[length - 1]
+        if length < len(path) and (container[_index(key)] or tuple(map(str, path[:length])) in stay):
+            return
+        del container[_index(key)]
+
+
 def _has(values: Any, path: Sequence[Any]) -> bool:
     container = values
     for key in path:
         if not isinstance(container, list if isinstance(key, list) else dict) or not _is_in(key, container):
             return False
         container = container[_index(key)]
-    # A dictionary would ask for what is in it.
-    return not (isinstance(container, dict) and container)
+    # A dictionary would ask for what is in it, and is no place if there is nothing.
+    return not isinstance(container, dict)
 
 
 def _is_in(key: Any, container: Any) -> bool:

@@ -40,6 +40,8 @@ class AgentDouble:
         self.history: list[ProcessState] = []
         self.health: Health | None = None
         self.pairs: PairState | None = None
+        self.limit_s = LIMIT_S
+        """For the next word."""
         self._listener: socket.socket | None = None
         self._connection: socket.socket | None = None
         self._unread = b""
@@ -97,7 +99,7 @@ class AgentDouble:
 
     def wait_line(self) -> bytes:
         """Return the next line."""
-        until_s = time.monotonic() + LIMIT_S
+        until_s = time.monotonic() + self.limit_s
         while b"\n" not in self._unread:
             assert time.monotonic() < until_s, f"the launcher says nothing:\n{self.text()}"
             assert self._connection is not None

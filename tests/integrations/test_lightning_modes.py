@@ -1,0 +1,163 @@
+"""Lightning after a fault: what a module has frozen stays so, and what would go on elsewhere in the data is refused."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import BatchSizeFinder, Callback, LearningRateFinder, ModelCheckpoint
+from tests.integrations.test_lightning_states import QUIET, Call, Fails, Memory
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from unbroken import memory
+from unbroken.integrations import lightning, lightning_hooks
+from unbroken.integrations.samples import GlobalBatches
+
+pytestmark = [pytest.mark.integrations, pytest.mark.filterwarnings("ignore")]
+
+CHANCE = torch.Generator().manual_seed(3)
+DATA = TensorDataset(torch.randn(40, 4, generator=CHANCE))
+EPOCHS, PER_EPOCH = 3, 10
+
+
+class Module(LightningModule):  # type: ignore[misc]  # the package brings no types here
+    """Two layers and a norm with running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.norm, self.last = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        """Return the loss."""
+        return self.loss(batch)
+
+    def loss(self, batch: list[torch.Tensor]) -> torch.Tensor:
+        """Return it for a batch."""
+        out: torch.Tensor = self.last(self.norm(self.first(batch[0])))
+        return out.square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return the optimizer."""
+        return torch.optim.AdamW(self.parameters(), lr=0.05)
+
+
+class Freezing(Module):
+    """Begins with a frozen layer, thaws it, and stops the statistics of its norm."""
+
+    def on_train_start(self) -> None:
+        """Also in the middle of a training that goes on."""
+        self.first.requires_grad_(False)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Change what trains."""
+        if self.global_step == 4:
+            self.first.requires_grad_(True)
+        if self.global_step == 6:
+            self.norm.eval()
+            self.last.bias.requires_grad_(False)
+
+
+def fit(folder: Path, module: Module, *others: Callback, path: str | None = None, **options: Any) -> list[Any]:
+    """Train from what there is, and return weights and statistics."""
+    call: Any = Call()
+    batches = GlobalBatches(len(DATA), len(DATA) // PER_EPOCH)
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        callbacks=[lightning.Resume(call, batches=batches), *others],
+        default_root_dir=folder,
+        **{**QUIET, "max_epochs": EPOCHS, **options},
+    )
+    trainer.fit(module, DataLoader(DATA, batch_sampler=batches), ckpt_path=path)
+    return [one.tolist() for one in module.state_dict().values()]
+
+
+@pytest.mark.parametrize("at", [5, 8, 17, 20])
+def test_what_trains_after_a_fault_is_what_trained_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, at: int
+) -> None:
+    store = Memory()
+    monkeypatch.setattr(memory, "Checkpointer", lambda **options: store)
+    with pytest.raises(RuntimeError, match="fails"):
+        fit(tmp_path, Freezing(), Fails(at))
+    got = fit(tmp_path, Freezing())
+    store.kept = None
+    assert got == fit(tmp_path, Freezing())
+
+
+def test_what_trains_after_a_file_of_lightnings_own_is_what_trained_before(tmp_path: Path) -> None:
+    files = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=8, save_top_k=-1)
+    want = fit(tmp_path, Freezing(), files, enable_checkpointing=True)
+    assert fit(tmp_path, Freezing(), path=str(tmp_path / "step=8.ckpt")) == want
+
+
+class Leaving(Module):
+    """Leaves the rest of the second epoch out."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        """Say so."""
+        return -1 if (self.current_epoch, batch_idx) == (1, 6) else None
+
+
+class Taking(Module):
+    """Takes its batches by itself."""
+
+    num_taken = 1
+
+    def training_step(self, dataloader_iter: Iterator[Any]) -> torch.Tensor:  # type: ignore[override]  # as Lightning has it
+        """Return the loss of some batches."""
+        return torch.stack([self.loss(next(dataloader_iter)[0]) for _ in range(self.num_taken)]).sum()
+
+
+class TakingAhead(Taking):
+    """Takes two at a time."""
+
+    num_taken = 2
+
+
+@pytest.mark.parametrize(
+    ("module", "problem"),
+    [
+        (Leaving, r"epoch: want one that begins after 20 batches \(2 passes of GlobalBatches\), got 16; .* return -1"),
+        (TakingAhead, r"training_step\(dataloader_iter\): want one batch taken in each call, got 2"),
+    ],
+)
+def test_batches_whose_number_is_not_their_place_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: type[Module], problem: str
+) -> None:
+    monkeypatch.setattr(memory, "Checkpointer", lambda **options: Memory())
+    with pytest.raises(ValueError, match=problem):
+        fit(tmp_path, module())
+
+
+def test_module_that_takes_a_batch_by_itself_goes_on_with_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store = Memory()
+    monkeypatch.setattr(memory, "Checkpointer", lambda **options: store)
+    with contextlib.suppress(RuntimeError):
+        fit(tmp_path, Taking(), Fails(17))
+    assert store.kept is not None
+    got = fit(tmp_path, Taking())
+    store.kept = None
+    assert got == fit(tmp_path, Taking())
+
+
+@pytest.mark.parametrize("kind", [LearningRateFinder, BatchSizeFinder])
+def test_callbacks_that_try_options_out_are_refused(kind: type[Callback]) -> None:
+    """After a fault they would find others, in the middle of the training."""
+    with pytest.raises(ValueError, match=f"want none that tries options out when training begins, got {kind.__name__}"):
+        lightning_hooks.refuse([kind()])
+
+
+def test_strategy_of_ddp_may_be_named() -> None:
+    """More than two ranks sum exactly as before with this one alone."""
+    call: Any = Call()
+    named = lightning.place(call, strategy="ddp_find_unused_parameters_true")
+    assert named | {"strategy": "ddp", "plugins": []} == lightning.place(call) | {"plugins": []}
+    assert named["strategy"] == "ddp_find_unused_parameters_true"
