@@ -69,11 +69,12 @@ def settle_health(job: JobState, now_s: float) -> float:
         _note(table, Blame({}))
         return math.inf
     basis = _basis(job, now_s)
-    if basis != table.basis or now_s >= table.due_s:
-        if _is_put_off(table, now_s):
-            return table.judged_s + _PAUSE_S
+    if basis == table.basis and now_s < table.due_s:
+        return table.due_s
+    if not _is_put_off(table, now_s):
         table.basis, table.due_s, table.judged_s = basis, _judge(job, now_s), now_s
-    return table.due_s
+    is_open = now_s >= table.due_s or table.basis != _basis(job, now_s)
+    return table.judged_s + _PAUSE_S if is_open else table.due_s
 
 
 def is_settled(job: JobState, now_s: float) -> bool:

@@ -118,3 +118,16 @@ def test_what_was_put_off_is_judged_without_another_event() -> None:
     assert job.health.basis != settling._basis(job, bench.now_s)
     bench.tick(2.0)
     assert job.health.basis == settling._basis(job, bench.now_s)
+
+
+def test_what_is_due_while_it_is_put_off_is_no_tick_without_an_end() -> None:
+    bench = LargeBench(ACT, 100)
+    for pod in bench.pods[:80]:
+        bench.find(pod, DOWN)
+    bench.tick(5.0)
+    bench.find(bench.pods[80], DOWN)
+    bench.coordinator._job.health.due_s = bench.now_s
+    bench.report(bench.pods[0])
+    deadline_s = bench.coordinator.next_deadline_s()
+    assert deadline_s is not None
+    assert deadline_s > bench.now_s
