@@ -182,6 +182,8 @@ class FailingPod:
         self._in_a_row = 0
         """Of these, with no other fault between them."""
         self._raised_s = 0.0
+        self._num_active = 0
+        """Pods with ranks in the newest plan, as far as it was sent."""
         self.num_left_out = 0
         """Plans that give its ranks to others, once it has failed so often that they should."""
 
@@ -199,7 +201,9 @@ class FailingPod:
 
     def check_cut(self, plan_of: Mapping[str, Plan]) -> None:
         """Look whether a new plan, by uid, leaves it out."""
-        plan = plan_of.get(self.uid)
+        plan, num_before = plan_of.get(self.uid), self._num_active
+        if plan_of:
+            self._num_active = sum(any(part.rank is not None for part in each.ranks) for each in plan_of.values())
         if plan is None or self._in_a_row < MAX_ALONE:
             return
         if all(part.rank is None for part in plan.ranks):
@@ -212,6 +216,8 @@ class FailingPod:
         is_free = settings.rungs == DEFAULT_RUNGS and not settings.layers and self.world.schedule.policy is None
         is_free = is_free and settings.max_faults_per_rank is None and settings.health is not HealthMode.ACT
         sound = [uid for uid in unused if pods[uid].is_alive and uid not in self.world.guilty_pods]
+        # Of one pod alone nobody knows whether others would do better.
+        is_free = is_free and min(num_before, len(members.active)) > 1
         if is_free and sound and self.world.disturbed_s <= self._raised_s:
             raise FailingPodError(
                 f"{pods[self.uid].name} failed {self._in_a_row} times alone, and {sound} have no rank"
