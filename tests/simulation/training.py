@@ -216,8 +216,8 @@ class FailingPod:
         is_free = settings.rungs == DEFAULT_RUNGS and not settings.layers and self.world.schedule.policy is None
         is_free = is_free and settings.max_faults_per_rank is None and settings.health is not HealthMode.ACT
         sound = [uid for uid in unused if pods[uid].is_alive and uid not in self.world.guilty_pods]
-        # Of one pod alone nobody knows whether others would do better.
-        is_free = is_free and min(num_before, len(members.active)) > 1
+        # Another fault may have ended the first of these plans. Of one pod alone nobody knows whether others do better.
+        is_free = is_free and self._in_a_row > MAX_ALONE and min(num_before, len(members.active)) > 1
         if is_free and sound and self.world.disturbed_s <= self._raised_s:
             raise FailingPodError(
                 f"{pods[self.uid].name} failed {self._in_a_row} times alone, and {sound} have no rank"
