@@ -262,6 +262,7 @@ class Watches:
         is_spent = max(counted, self._num_vain()) >= MAX_BLAMED
         is_free = not settings.layers and settings.rungs == DEFAULT_RUNGS and settings.max_faults_per_rank is None
         spares = [uid for uid in job.members.ready if uid not in job.members.active and not self._has_failed(uid)]
+        spares = [uid for uid in spares if uid not in job.set_aside]
         # Without it enough pods must be left.
         num_kept = sum(other not in job.members.out for other in job.members.active) - 1
         is_free = is_free and num_kept + len(spares) >= settings.minimum_replicas

@@ -10,7 +10,7 @@ from unbroken_core.coordinator.state.phases import Running
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.ranks.worlds import World
 from unbroken_core.vocabulary.layers import replacement_depth
-from unbroken_core.vocabulary.reasons import Cause, Rung, WorkerPhase
+from unbroken_core.vocabulary.reasons import Cause, Rung
 
 LOOK_AGAIN_S = 1.0
 """Whether layers let a spare take the ranks is a plan of the whole job."""
@@ -70,7 +70,7 @@ def _has_place(job: JobState, member: Member, now_s: float) -> bool:
         return False
     members, ranking = job.members, job.members.ranking
     newcomers = members.newcomers(now_s, job.settings.timeouts.last_call_s)
-    doubted = {uid for uid in (*job.health.strikes, *job.health.failed) if uid not in members.active}
+    doubted = {uid for uid in (*job.health.strikes, *job.health.failed, *job.set_aside) if uid not in members.active}
     places = {uid: members.by_uid[uid].places.keys() for uid in (member.uid, *doubted) if uid in members.by_uid}
     ranking.exclude({**newcomers.places, **places})
     outcome = ranking.following(may_promote=True, may_grow=False)
@@ -84,10 +84,11 @@ def _has_place(job: JobState, member: Member, now_s: float) -> bool:
 def _is_enough(job: JobState, member: Member, others: Sequence[str]) -> bool:
     """Return whether these pods may take all ranks of one, and those that others have lost in an interruption.
 
-    Nobody plans while workers still leave, so workers are counted: the ready ones of pods that may stand in for this
-    one, whatever layers forbid. Pods that lost their ranks are ready again, and no spares for anybody.
+    Nobody plans while workers still leave, so workers are counted: those that can have ranks now, of pods that may
+    stand in for this one, whatever layers forbid. Pods that lost their ranks are ready again, and no spares for
+    anybody.
     """
-    ranking, by_uid, layers = job.members.ranking, job.members.by_uid, job.rules.tree_layers()
+    ranking, members, layers = job.members.ranking, job.members, job.rules.tree_layers()
     limited = [depth for depth, layer in enumerate(layers[1:-1], 1) if layer.max_ranks is not None]
     depth = max(replacement_depth(layers), *limited, 0)
 
@@ -95,7 +96,7 @@ def _is_enough(job: JobState, member: Member, others: Sequence[str]) -> bool:
         return (*ranking.domains(uid), uid)[:depth]
 
     own = place(member.uid)
-    free = (seat.state.phase for uid in others if place(uid) == own for seat in by_uid[uid].places.values())
-    num_free = sum(phase is WorkerPhase.READY for phase in free)
-    kept = (by_uid[uid] for uid in job.members.active if uid not in job.members.out and uid != member.uid)
+    # Not all that say READY: a place with too many faults gets no rank again.
+    num_free = sum(len(members.ready[uid]) for uid in others if place(uid) == own)
+    kept = (members.by_uid[uid] for uid in members.active if uid not in members.out and uid != member.uid)
     return num_free >= job.world.size - sum(len(each.ranks) for each in kept)

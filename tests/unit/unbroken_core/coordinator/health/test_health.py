@@ -466,3 +466,15 @@ def test_a_trainer_that_forges_findings_in_each_new_pod_moves_its_job_four_times
         bench.tick(BREAKER_S + 1)
     assert len(moved_s) == 12
     assert all(later - earlier >= BUDGET_S for earlier, later in zip(moved_s, moved_s[MAX_BLAMED:], strict=False))
+
+
+def test_a_place_that_is_used_no_more_takes_no_rank_of_a_blamed_pod() -> None:
+    """Its process says READY for ever; the job became a rank smaller by a finding."""
+    bench = WatchedBench(replace(ACT, min_ranks_per_pod=1, max_faults_per_rank=1))
+    members = bench.coordinator._job.members
+    spare = members.by_uid["uid-p2"]
+    members.count_fault(spare, spare.places[0], 2, 1)
+    bench.find("p0", LOST)
+    assert [pod.pod for pod in bench.status().pods if pod.unfit] == []
+    bench.join("p3")
+    assert [pod.pod for pod in bench.status().pods if pod.unfit] == ["p0"]
