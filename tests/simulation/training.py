@@ -215,8 +215,8 @@ class FailingPod:
         unused = [uid for uid in members.ready if uid in plan_of and uid not in members.active]
         is_free = settings.rungs == DEFAULT_RUNGS and not settings.layers and self.world.schedule.policy is None
         is_free = is_free and settings.max_faults_per_rank is None and settings.health is not HealthMode.ACT
-        # With fewer ranks than pods, one without ranks counts for minReplicas, and then no spare comes before another.
-        is_free = is_free and settings.max_ranks is None
+        # With fewer ranks than pods, one without ranks counts for minReplicas: then no spare comes before another.
+        is_free = is_free and len(members.ready) > settings.minimum_replicas
         sound = [uid for uid in unused if pods[uid].is_alive and uid not in self.world.guilty_pods]
         # Another fault may have ended the first of these plans. Of one pod alone nobody knows whether others do better.
         is_free = is_free and self._in_a_row > MAX_ALONE and min(num_before, len(members.active)) > 1

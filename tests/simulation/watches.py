@@ -262,12 +262,15 @@ class Watches:
         is_spent = max(counted, self._num_vain()) >= MAX_BLAMED
         is_free = not settings.layers and settings.rungs == DEFAULT_RUNGS and settings.max_faults_per_rank is None
         spares = [uid for uid in job.members.ready if uid not in job.members.active and not self._has_failed(uid)]
-        spares = [uid for uid in spares if uid not in job.set_aside]
+        sound = [other for other in spares if other not in job.set_aside]
+        can_take = uid in job.members.by_uid and sum(len(job.members.ready[other]) for other in sound) >= len(
+            job.members.by_uid[uid].ranks
+        )
         # Without it enough pods must be left.
         num_kept = sum(other not in job.members.out for other in job.members.active) - 1
         is_free = is_free and num_kept + len(spares) >= settings.minimum_replicas
         is_heard = world.pods[uid].is_welcome and world.pods[uid].can_hear and uid in job.members.active
-        can_be = is_free and fatal and is_heard and not lately - {uid} and not is_spent and bool(spares)
+        can_be = is_free and fatal and is_heard and not lately - {uid} and not is_spent and bool(sound) and can_take
         return uid if can_be and isinstance(job.phase, Running) and uid not in self._unfit else None
 
     def _replace_unfit(self) -> None:

@@ -91,7 +91,8 @@ def _note_who_came_and_left(job: JobState, lone: Iterable[str], before: ActiveWo
     if incident is not None and lone:
         left = (uid for uid in lone if uid in members.by_uid and not members.by_uid[uid].ranks)
         known = {uid: why for uid, why in job.set_aside.items() if uid in members.by_uid}
-        job.set_aside = known | dict.fromkeys(left, incident.culprit.text)
+        said = {fault.pod_uid: fault.text for fault in incident.faults.values()}
+        job.set_aside = known | {uid: said.get(uid, incident.culprit.text) for uid in left}
     if before.iteration >= 0 and job.world.size > before.size > 0:
         came = frozenset(uid for uid, member in members.by_uid.items() if member.ranks and uid not in active)
         # Where it has grown twice since it got on, it can do without all that have come in.
