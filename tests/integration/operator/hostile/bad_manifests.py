@@ -180,6 +180,8 @@ def by_rule() -> Iterator[Case]:
             {"health": {"probes": [{"name": "preflight-matmul", "command": ["x"]}]}},
         ),
         ("preflight", {"health": {"preflight": {"mode": "Act"}}}),
+        ("preflight of pairs", {"health": {"preflight": {"mode": "Act", "pairs": True}}}),
+        ("pairs without a preflight", {"health": {"preflight": {"pairs": True}}}),
         ("preflight, off", {"health": {"preflight": {"timeoutSeconds": 200}}, "timeouts": {"startupSeconds": 200}}),
         (
             "preflight as long as the start",
