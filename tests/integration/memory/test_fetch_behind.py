@@ -1,4 +1,7 @@
-"""A fetch receives the next blocks while those before are compared and written, and leaves no thread behind."""
+"""A fetch receives the next blocks while those before are compared and written, and leaves no thread behind.
+
+Nobody waits until what was restored is unmapped: neither the rank nor, without an end, the next fetch.
+"""
 
 import errno
 import shutil
@@ -10,9 +13,10 @@ from typing import Any
 import pytest
 from tests.waiting import LIMIT_S, wait_until
 
-from unbroken.keeper import copy_reader
+from unbroken.keeper import arena, copy_reader, fetching
 from unbroken.keeper.fetching import PartialShard
 from unbroken.keeper.peer_link import Link, LinkError
+from unbroken.memory import sources
 from unbroken_core.pod.memory_messages import Fetched, FetchShard, NotFetched
 from unbroken_core.pod.memory_slots import BLOCK_BYTES, CONTENT_OFFSET
 
@@ -145,3 +149,85 @@ def test_a_pod_without_another_thread_fetches_all_the_same(
     answer = ask(reader, owner, (0, NUM_BLOCKS))
     assert isinstance(answer, Fetched)
     assert content_of(answer) == content
+
+
+def mappings_of(path: str) -> list[str]:
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if path in line]
+
+
+@pytest.mark.parametrize("may_start", [True, False])
+def test_a_rank_does_not_wait_until_what_it_has_restored_is_unmapped(
+    pair: tuple[CopyPod, CopyPod], monkeypatch: pytest.MonkeyPatch, may_start: bool
+) -> None:
+    owner, reader = pair
+    owner.save(1, size=20 * BLOCK_BYTES)
+    answer = ask(reader, owner)
+    assert isinstance(answer, Fetched)
+    source = sources.open_source(answer.slot)
+    assert mappings_of(answer.slot.path)
+    start, held = threading.Thread.start, []
+
+    def hold(thread: threading.Thread) -> None:
+        if not may_start:
+            raise RuntimeError("can't start new thread")
+        held.append(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", hold)
+    source.close()
+    assert bool(mappings_of(answer.slot.path)) == may_start
+    for thread in held:
+        start(thread)
+        thread.join(LIMIT_S)
+    assert mappings_of(answer.slot.path) == []
+
+
+def test_a_fetch_waits_for_pages_that_workers_have_not_unmapped_yet(
+    pair: tuple[CopyPod, CopyPod], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is removed by name still takes pages of the tmpfs: the limit is kept, and there is no room all the same."""
+    owner, reader = pair
+    content = owner.save(1, size=NUM_BLOCKS * BLOCK_BYTES)
+    assert isinstance(ask(reader, owner, (0, NUM_BLOCKS)), Fetched)
+    reader.fetcher.clear()
+    looks: list[int] = []
+
+    def free(_folder: Path) -> int:
+        looks.append(0 if len(looks) < 3 else 1 << 30)
+        return looks[-1]
+
+    monkeypatch.setattr(arena, "_free_bytes", free)
+    answer = ask(reader, owner, (0, NUM_BLOCKS))
+    assert isinstance(answer, Fetched)
+    assert content_of(answer) == content
+    assert looks[:4] == [0, 0, 0, 1 << 30]
+
+
+def test_a_fetch_waits_for_no_pages_where_nothing_was_given_back_or_the_limit_is_reached(
+    pair: tuple[CopyPod, CopyPod], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, reader = pair
+    owner.save(1, size=NUM_BLOCKS * BLOCK_BYTES)
+    monkeypatch.setattr(fetching, "_REMOVAL_S", 10 * LIMIT_S)
+    monkeypatch.setattr(arena, "_free_bytes", lambda _folder: 0)
+    assert isinstance(ask(reader, owner, (0, NUM_BLOCKS)), NotFetched)
+    monkeypatch.undo()
+    monkeypatch.setattr(fetching, "_REMOVAL_S", 10 * LIMIT_S)
+    assert isinstance(ask(reader, owner, (0, NUM_BLOCKS)), Fetched)
+    reader.fetcher.clear()
+    monkeypatch.setattr(type(reader.arena), "is_over_limit", lambda _arena, _growth: True)
+    monkeypatch.setattr(arena, "_free_bytes", lambda _folder: 0)
+    assert isinstance(ask(reader, owner, (0, NUM_BLOCKS)), NotFetched)
+
+
+def test_a_fetch_does_not_wait_without_an_end_for_pages(
+    pair: tuple[CopyPod, CopyPod], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, reader = pair
+    owner.save(1, size=NUM_BLOCKS * BLOCK_BYTES)
+    assert isinstance(ask(reader, owner, (0, NUM_BLOCKS)), Fetched)
+    monkeypatch.setattr(fetching, "_REMOVAL_S", 0.2)
+    reader.fetcher.clear()
+    monkeypatch.setattr(arena, "_free_bytes", lambda _folder: 0)
+    answer = ask(reader, owner, (0, NUM_BLOCKS))
+    assert isinstance(answer, NotFetched)
+    assert "bytes left" in answer.reason
