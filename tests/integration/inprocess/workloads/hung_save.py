@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tests.waiting import wait_until
-from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint import _async_process_executor as executor
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save
 
 from unbroken.inprocess.torch_state import caches
