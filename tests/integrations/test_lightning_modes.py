@@ -164,6 +164,14 @@ def test_batches_whose_number_is_not_their_place_are_refused(
         fit(tmp_path, module())
 
 
+def test_loaders_that_would_be_made_anew_in_other_epochs_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(memory, "Checkpointer", lambda **options: Memory())
+    with pytest.raises(ValueError, match=r"reload_dataloaders_every_n_epochs: want 0 or 1, got 2; .* in other epochs"):
+        fit(tmp_path, Module(), reload_dataloaders_every_n_epochs=2)
+
+
 def test_module_that_takes_a_batch_by_itself_goes_on_with_the_next_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

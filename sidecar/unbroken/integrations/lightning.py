@@ -206,6 +206,11 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
     def _refuse_epochs(self, trainer: Trainer) -> None:
         """An epoch that leaves the rest of a pass out has the number of a batch elsewhere in the data."""
         seen = trainer.num_training_batches
+        if (every := trainer.reload_dataloaders_every_n_epochs) > 1:
+            raise ValueError(
+                f"reload_dataloaders_every_n_epochs: want 0 or 1, got {every}; Lightning counts from the epoch that is "
+                "resumed, and would make the loaders anew in other epochs after a fault"
+            )
         if self._batches is not None and trainer.max_epochs != 1 and seen != len(self._batches):
             raise ValueError(
                 f"batches of an epoch: want as many as a pass of GlobalBatches has steps ({len(self._batches)}), got "
