@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -83,13 +82,13 @@ def of_run(options: CompareOptions, name: str, work: Path, record: Path, strike:
     """Return what one of the runs is: its script in a folder of its own."""
     here, python = Path.cwd(), os.environ.get("PYTHONPATH")
     words = [word.replace(RUN, str(work)) for word in options.run.command]
-    at = 1 if words[0] == sys.executable else 0
-    if at < len(words) and (here / words[at]).is_file() and (words[at].endswith(".py") or os.sep in words[at]):
-        words[at] = str(here / words[at])
+    for at, word in enumerate(words[:2]):
+        if (word.endswith(".py") or os.sep in word) and (here / word).is_file():
+            words[at] = str(here / word)
     variables = {FOLDER: str(record)}
     if strike is not None:
         variables[STRIKE] = strike.text()
-    if not options.is_here and words[at : at + 1] == ["-m"]:
+    if not options.is_here and words[1:2] == ["-m"]:
         # Where a module is looked for: the folder that it would begin in.
         variables["PYTHONPATH"] = os.pathsep.join([str(here), *([python] if python else [])])
     return replace(

@@ -12,7 +12,7 @@ from torch import nn
 
 from unbroken import inprocess, memory
 
-NUM_STEPS = 12
+NUM_STEPS = {"seldom": 48, "many names": 4}
 
 
 class Flaws:
@@ -72,7 +72,7 @@ def train(kind: str, folder: Path, call: inprocess.CallWrapper) -> None:
     checkpoints = memory.Checkpointer(every=4 if kind == "seldom" else 1)
     done = None if kind in ("no load", "nothing") else checkpoints.load(state)
     torch.set_rng_state(state["random"])
-    for step in range(flaws.first_step(done), NUM_STEPS * (4 if kind == "seldom" else 1)):
+    for step in range(flaws.first_step(done), NUM_STEPS.get(kind, 12)):
         flaws.step(optimizer)
         optimizer.zero_grad()
         dropout(model(torch.ones(4))).square().sum().backward()
