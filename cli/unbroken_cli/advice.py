@@ -316,6 +316,9 @@ def _condition_steps(job: JobRecord) -> Iterator[str]:
     known = job.condition("TopologyKnown")
     if known is not None and known.status == "False" and job.state in ("Forming", "Running", "Recovering"):
         yield f"{_WAITS.get(known.reason, 'see the condition TopologyKnown')}: {known.message}"
+    nodes = job.condition("NodesHealthy")
+    if nodes is not None and nodes.status == "False" and job.state in ("Running", "Recovering"):
+        yield "have checked what was found on the nodes, and see why ranks stay there: docs/runbooks/broken-device.md"
     slow = job.condition("Straggling")
     if slow is not None and slow.status == "True" and job.state == "Running":
         by_rule = ": log rule " in slow.message

@@ -83,6 +83,7 @@ class JobRecord:
     container: str
     """Name of the trainer's container, for kubectl logs."""
     conditions: tuple[ConditionRecord, ...] = ()
+    """Those of the operator; from a rendezvous NodesHealthy and Straggling, in the operator's words."""
     faults: tuple[FaultSummary, ...] = ()
     """Oldest first, at most 20."""
     notes: tuple[EventRecord, ...] = field(default=())

@@ -48,6 +48,9 @@ def status_lines(job: JobRecord, now: datetime) -> list[str]:
     lines += _row("time", time_text(job, now)) if job.time is not None else []
     if job.memory:
         lines += _row("memory", job.memory)
+    nodes = job.condition("NodesHealthy")
+    # What nobody could look at is said too, and why ranks stay where something was found.
+    lines += [] if nodes is None or job.state == "Complete" else _row("nodes", nodes.message)
     if last is None:
         lines += _row("last fault", _no_fault(job))
     else:

@@ -26,10 +26,12 @@ def parser() -> argparse.ArgumentParser:
 
 def _show(arguments: argparse.Namespace) -> tuple[list[str], Any]:
     job = read_job(arguments)
+    found = job.condition("NodesHealthy")
+    about: dict[str, Any] = {"job": job.name, "nodes": None if found is None else asdict(found)}
     if not job.faults and arguments.fault is None:
-        return faultless_lines(job, now()), {"job": job.name, "fault": None, "next": list(next_steps(job, now()))}
+        return faultless_lines(job, now()), about | {"fault": None, "next": list(next_steps(job, now()))}
     fault = find_fault(job, arguments.fault)
-    return why_lines(job, fault, now()), {"job": job.name, "fault": asdict(fault), "next": fault_steps(job, fault)}
+    return why_lines(job, fault, now()), about | {"fault": asdict(fault), "next": fault_steps(job, fault)}
 
 
 def find_fault(job: JobRecord, wanted: str | None) -> FaultSummary:

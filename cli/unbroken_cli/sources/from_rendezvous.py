@@ -1,8 +1,9 @@
 """Pure: a job from what its rendezvous says."""
 
-from unbroken_cli.job import FaultSummary, JobRecord
-from unbroken_core.protocol.messages import JobStatus, Recovery
+from unbroken_cli.job import ConditionRecord, FaultSummary, JobRecord
+from unbroken_core.protocol.messages import HealthStatus, JobStatus, Recovery
 from unbroken_core.recovery.account import ratios, terms
+from unbroken_core.recovery.health_words import nodes_healthy, straggling
 from unbroken_core.vocabulary.checkpoints import MemoryStatus
 from unbroken_core.vocabulary.reasons import JobPhase
 
@@ -36,9 +37,19 @@ def job_from_status(status: JobStatus) -> JobRecord:
         time=None if status.time is None else terms(status.time),
         ratios=None if status.time is None else ratios(status.time),
         container="",
+        conditions=_conditions(status.health),
         faults=tuple(map(_fault, status.recoveries)),
         memory="" if status.memory is None else memory_text(status.memory, status.max_step),
         forgotten=_forgotten(status),
+    )
+
+
+def _conditions(health: HealthStatus | None) -> tuple[ConditionRecord, ...]:
+    """Return what an operator would say of the watches of the pods; since when is not known here."""
+    words = {True: "True", False: "False", None: "Unknown"}
+    said = {"NodesHealthy": nodes_healthy(health), "Straggling": straggling(health)}
+    return tuple(
+        ConditionRecord(kind, words[one.is_true], one.reason.value, one.message, "") for kind, one in said.items()
     )
 
 

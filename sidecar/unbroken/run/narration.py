@@ -9,11 +9,13 @@ from unbroken_core.vocabulary.findings import LOG_LINES, STRAGGLERS, Verdict
 from unbroken_core.vocabulary.plurals import counted
 from unbroken_core.vocabulary.reasons import Cause, JobPhase
 
+_OVER = (JobPhase.COMPLETE, JobPhase.FAILED)
 _WAITING = (JobPhase.FORMING, JobPhase.INTERRUPTED, JobPhase.ENDING)
 _FIRST_WORD_S = 1.0
 _EACH_S = 10.0
 _LONG_S = 30.0
 _SHORTEST_S = 0.05
+_NUMBER = re.compile(r"[0-9]+")
 _MAX_FINDINGS = 5
 """New ones that one status tells: a fleet may have thousands."""
 
@@ -26,9 +28,9 @@ def narrate(before: JobStatus | None, after: JobStatus) -> list[str]:
         spares = f", {after.spare_ranks} spare" if after.spare_ranks else ""
         lost = f", {after.lost_ranks} lost" if after.lost_ranks else ""
         lines.append(f"training: iteration {after.iteration}, {counted(after.world_size, 'rank')}{spares}{lost}")
-    elif after.phase in (JobPhase.COMPLETE, JobPhase.FAILED) and has_moved:
+    elif after.phase in _OVER and has_moved:
         lines.append(f"{after.phase}: {after.message}")
-    return [*lines, *_findings(before, after)]
+    return [*lines, *_findings(before, after), *_gone(before, after), *_held(before, after)]
 
 
 def account_line(status: JobStatus | None) -> list[str]:
@@ -129,6 +131,27 @@ def _findings(before: JobStatus | None, after: JobStatus) -> list[str]:
     new = [(pod, text) for pod, check, entity, text in _found(after) if (pod, check, entity) not in known]
     more = [f"and {counted(len(new) - _MAX_FINDINGS, 'more finding')}"] if len(new) > _MAX_FINDINGS else []
     return [f"found in {pod}: {text}" for pod, text in new[:_MAX_FINDINGS]] + more
+
+
+def _gone(before: JobStatus | None, after: JobStatus) -> list[str]:
+    """Return what was wrong and is not any more, in pods that are still there: those that left took theirs along."""
+    if after.phase in _OVER or after.health is None or after.health.num_findings > len(after.health.findings):
+        return []
+    pods = {each.pod for each in after.pods}
+    left = {(each.pod, each.finding.check, each.finding.entity) for each in after.health.findings}
+    gone = [(pod, text) for pod, check, entity, text in _found(before) if (pod, check, entity) not in left]
+    told = [f"no longer found in {pod}: {text}" for pod, text in gone if pod in pods]
+    more = [f"and {counted(len(told) - _MAX_FINDINGS, 'more finding')} no longer"] if len(told) > _MAX_FINDINGS else []
+    return told[:_MAX_FINDINGS] + more
+
+
+def _held(before: JobStatus | None, after: JobStatus) -> list[str]:
+    """Return why nothing moves for what was found, from when that is so, and when it is over."""
+    was = "" if before is None or before.health is None else before.health.held
+    now = "" if after.health is None else after.health.held
+    if after.phase in _OVER or _NUMBER.sub("", was) == _NUMBER.sub("", now):
+        return []  # Of more pods of the same alarm the status tells.
+    return [f"health: {now}" if now else "health: nothing holds back what was found any more"]
 
 
 def _found(status: JobStatus | None) -> list[tuple[str, str, str, str]]:

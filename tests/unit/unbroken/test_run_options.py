@@ -13,11 +13,11 @@ from unbroken.run.flags import in_flags
 from unbroken.run.narration import LongWaits, Story, exit_code, narrate
 from unbroken.run.options import read_options
 from unbroken_core.protocol.log_rules.rules import LogRanks, LogRule, LogVerdict
-from unbroken_core.protocol.messages import PROTOCOL, HealthStatus, JobStatus, PodFinding, Recovery
+from unbroken_core.protocol.messages import PROTOCOL, HealthStatus, JobStatus, PodFinding, PodStatus, Recovery
 from unbroken_core.protocol.settings import DEFAULT_RUNGS, HealthMode, RungBudget
 from unbroken_core.vocabulary.errors import InputError
 from unbroken_core.vocabulary.findings import LOG_LINES, Finding, Verdict
-from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, Rung
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, Role, Rung
 
 
 def test_what_is_found_wrong_is_told_once_while_it_lasts_and_in_bounds() -> None:
@@ -35,6 +35,41 @@ def test_what_is_found_wrong_is_told_once_while_it_lasts_and_in_bounds() -> None
     assert narrate(seen("storage"), STATUS) == []
     many = narrate(STATUS, seen(*(f"r{number}" for number in range(64))))
     assert (len(many), many[-1]) == (6, "and 59 more findings")
+
+
+def with_health(found: dict[str, Verdict], held: str = "", **fields: Any) -> JobStatus:
+    """Return a status of two pods that are there, with a broken GPU in each of these."""
+    there = tuple(PodStatus(pod, pod, "n", Role.ACTIVE, (), (), (), is_connected=True) for pod in ("j-0", "j-1"))
+    findings = tuple(PodFinding(pod, "n", Finding("gpu-events", "GPU-a", how, "xid-79")) for pod, how in found.items())
+    return replace(STATUS, pods=there, health=HealthStatus(2, findings, len(findings), held=held), **fields)
+
+
+HELD = "findings speak against 2 pods within 5 min, which may be a false alarm: no ranks move for it"
+
+
+def test_that_nothing_moves_for_what_was_found_is_told_from_its_beginning_to_its_end() -> None:
+    calm, one = with_health({}), with_health({"j-0": Verdict.FATAL})
+    two = with_health({"j-0": Verdict.FATAL, "j-1": Verdict.FATAL}, HELD)
+    assert narrate(one, two) == ["found in j-1: xid-79 on GPU-a is fatal", f"health: {HELD}"]
+    more = with_health({"j-0": Verdict.FATAL, "j-1": Verdict.FATAL}, HELD.replace("2 pods", "30 pods"))
+    assert narrate(two, two) == narrate(two, more) == [], "a line for each pod of a false alarm would be too many"
+    over = "health: nothing holds back what was found any more"
+    assert narrate(two, one) == ["no longer found in j-1: xid-79 on GPU-a is fatal", over]
+    assert narrate(one, calm) == ["no longer found in j-0: xid-79 on GPU-a is fatal"]
+    assert narrate(two, replace(calm, phase=JobPhase.COMPLETE, message="all"))[-1] == "complete: all"
+
+
+def test_what_left_with_its_pod_or_is_only_not_shown_is_not_told_as_gone() -> None:
+    one = with_health({"j-0": Verdict.FATAL, "j-9": Verdict.FATAL})
+    crowded = with_health({"j-0": Verdict.FATAL})
+    assert crowded.health is not None
+    assert narrate(one, crowded) == [], "j-9 is no pod of the job any more"
+    cut = replace(crowded, health=replace(crowded.health, findings=(), num_findings=70))
+    assert narrate(crowded, cut) == []
+    many = with_health({})
+    entities = [Finding("gpu-events", f"GPU-{number}", Verdict.FATAL) for number in range(9)]
+    before = replace(many, health=HealthStatus(2, tuple(PodFinding("j-0", "n", each) for each in entities), 9))
+    assert narrate(before, many)[-1] == "and 4 more findings no longer"
 
 
 def test_script_becomes_a_job_of_its_name() -> None:

@@ -1,0 +1,71 @@
+"""What the watches of all pods say, as sentences: the operator writes them into conditions, and the command line says
+the same of a job whose rendezvous it asks. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unbroken_core.protocol.messages import HealthStatus, PodFinding
+from unbroken_core.recovery.health import finding_text
+from unbroken_core.vocabulary.findings import LOG_LINES, STRAGGLERS, Verdict
+from unbroken_core.vocabulary.plurals import counted
+from unbroken_core.vocabulary.reasons import Reason
+
+_SHOWN = 3
+_MAX_CHECKS = 5
+_SLOW = (STRAGGLERS, LOG_LINES)
+_FAULTS = (Verdict.SUSPECT, Verdict.FATAL)
+
+
+@dataclass(frozen=True)
+class Saying:
+    """What a condition says."""
+
+    is_true: bool | None
+    """None: nobody has told."""
+    reason: Reason
+    message: str
+
+
+def nodes_healthy(health: HealthStatus | None) -> Saying:
+    """Say what was found, once a watch has said anything. What was not checked is never part of what is well."""
+    if health is None or not health.num_pods:
+        text = "no watch of a pod says anything: health.mode is Off, or they have yet to start"
+        return Saying(None, Reason.HEALTH_NOT_CHECKED, text)
+    found = [item for item in health.findings if item.finding.check not in _SLOW]
+    faults = [item for item in found if item.finding.verdict in _FAULTS]
+    worn = [item for item in found if item.finding.verdict is Verdict.DEGRADED]
+    unchecked = _unchecked(health)
+    if faults:
+        return Saying(False, Reason.DEVICES_FAULTY, _joined(_shown(faults), health.held, unchecked))
+    worn_text = f"worn: {_shown(worn)}" if worn else ""
+    return Saying(True, Reason.NODES_HEALTHY, _joined("nothing broken was found", worn_text, unchecked))
+
+
+def straggling(health: HealthStatus | None) -> Saying:
+    """Say which ranks hold all others up, once workers have said how busy they are, or log rules what is slow."""
+    slow = [] if health is None else [item for item in health.findings if item.finding.check in _SLOW]
+    if health is not None and slow:
+        is_held = any(item.finding.verdict in _FAULTS for item in slow)
+        return Saying(True, Reason.RANKS_SLOW, _joined(_shown(slow), health.held if is_held else ""))
+    if health is not None and health.num_paced:
+        text = f"no rank was busy longer than usual in its stage, of {counted(health.num_paced, 'rank')} in a window"
+        return Saying(False, Reason.PACE_EVEN, text)
+    text = "no worker says how busy it is: the iteration is young, or the script cannot be measured (docs/health.md)"
+    return Saying(None, Reason.PACE_NOT_MEASURED, text)
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(filter(None, parts))
+
+
+def _shown(found: Sequence[PodFinding]) -> str:
+    texts = [f"{item.pod} on node {item.node}: {finding_text(item.finding)}" for item in found[:_SHOWN]]
+    rest = len(found) - _SHOWN
+    return "; ".join(texts) + (f"; and {counted(rest, 'more finding')}" if rest > 0 else "")
+
+
+def _unchecked(health: HealthStatus) -> str:
+    names = [check for check, num_pods in health.unchecked if num_pods > 0]
+    rest = len(names) - _MAX_CHECKS
+    shown = ", ".join(names[:_MAX_CHECKS]) + (f" and {rest} more" if rest > 0 else "")
+    return f"not checked everywhere: {shown}" if names else ""
