@@ -318,7 +318,7 @@ def _condition_steps(job: JobRecord) -> Iterator[str]:
         yield f"{_WAITS.get(known.reason, 'see the condition TopologyKnown')}: {known.message}"
     nodes = job.condition("NodesHealthy")
     if nodes is not None and nodes.status == "False" and job.state in ("Running", "Recovering"):
-        yield "have checked what was found on the nodes, and see why ranks stay there: docs/runbooks/broken-device.md"
+        yield "have checked what was found on the nodes: docs/runbooks/broken-device.md"
     slow = job.condition("Straggling")
     if slow is not None and slow.status == "True" and job.state == "Running":
         by_rule = ": log rule " in slow.message

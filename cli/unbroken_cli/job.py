@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from unbroken_core.protocol.messages import OtherFault
+
 
 @dataclass(frozen=True)
 class FaultSummary:
@@ -30,6 +32,12 @@ class FaultSummary:
     """Seconds of each phase of the recovery."""
     stack: tuple[str, ...] = ()
     """The culprit's frames, innermost last; empty without any, and from the job's status, which keeps none."""
+    num_faults: int = 1
+    """All that this recovery was for, with those that only waited in a hang."""
+    others: tuple[OtherFault, ...] = ()
+    """Those besides the culprit's, at most a few."""
+    taken_by: str = ""
+    """Pod that has the culprit's rank now; empty when it is the same one, or not known."""
 
     @property
     def is_recovered(self) -> bool:

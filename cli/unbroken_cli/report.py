@@ -7,7 +7,7 @@ from html import escape
 from unbroken_cli.advice import next_steps
 from unbroken_cli.drawings import PHASE_COLOURS, bars, shares_bar, time_line
 from unbroken_cli.job import FaultSummary, JobRecord
-from unbroken_cli.text import clock, count_text, culprit, done, headline, iteration_text, phases_of, time_text
+from unbroken_cli.text import also, clock, count_text, culprit, done, headline, iteration_text, phases_of, time_text
 from unbroken_core.conventions.printable import printable_lines
 
 _STYLE = """
@@ -100,7 +100,7 @@ def _faults(job: JobRecord) -> str:
         (
             clock(fault.started_at),
             fault.id,
-            f"{fault.cause}: {fault.detail}" if fault.detail else fault.cause,
+            ", ".join([f"{fault.cause}: {fault.detail}" if fault.detail else fault.cause, *also(fault)]),
             culprit(fault),
             done(fault, job),
             ", ".join(f"{phase} {seconds:.3f}" for phase, seconds in phases_of(fault)),

@@ -6,6 +6,7 @@ from datetime import datetime
 from unbroken_cli.advice import MIN_FAULTS_OF_A_STORM, fault_steps, next_steps, recent_faults
 from unbroken_cli.job import FaultSummary, JobRecord, moment
 from unbroken_core.recovery.account import ratios_text, shares_text
+from unbroken_core.recovery.fault_words import other_texts, rest_text, takers_text
 from unbroken_core.vocabulary.alert_thresholds import STORM_S
 from unbroken_core.vocabulary.reasons import Cause
 
@@ -56,6 +57,7 @@ def status_lines(job: JobRecord, now: datetime) -> list[str]:
     else:
         lines += _row("last fault", f"{_when(last.started_at, now)}: {_what(last)}   (number {last.id})")
         lines += _row("culprit", culprit(last))
+        lines += _also(last)
         lines += _row("done", done(last, job))
     return lines + _steps(next_steps(job, now))
 
@@ -122,6 +124,7 @@ def why_lines(job: JobRecord, fault: FaultSummary, now: datetime) -> list[str]:
         lines += _row("detail", from_events if job.namespace else "none was told")
     if fault.stack:
         lines += _row("stack", "\n".join(fault.stack))
+    lines += _also(fault)
     # What was found, and what nobody could look at: that nothing else was found there says nothing.
     is_of_device = fault.cause == "device-fault"
     lines += _row("nodes", _message_of(job, "NodesHealthy")) if is_of_device else _broken_nodes(job)
@@ -188,8 +191,16 @@ def done(fault: FaultSummary, job: JobRecord) -> str:
         return (
             "not repaired: the job failed" if job.state == "Failed" else f"under way, rung {fault.rung or 'none yet'}"
         )
-    takers = f"; {', '.join(fault.replaced_by)} took over" if fault.replaced_by else ""
-    return f"rung {fault.rung}, {sum(fault.seconds.values()):.3f} s, iteration {fault.iteration}{takers}"
+    moves = [(fault.pod, fault.taken_by), *((other.pod, other.taken_by) for other in fault.others)]
+    takers = takers_text(fault.replaced_by, moves)
+    seconds = f"{sum(fault.seconds.values()):.3f} s"
+    return f"rung {fault.rung}, {seconds}, iteration {fault.iteration}{f'; {takers}' if takers else ''}"
+
+
+def also(fault: FaultSummary) -> list[str]:
+    """Return what else failed in the same recovery, one text each."""
+    rest = rest_text(fault.cause, fault.num_faults, len(fault.others))
+    return [f"and {text}" for text in (*other_texts(fault.cause, fault.detail, fault.others), rest) if text]
 
 
 def age(text: str, now: datetime) -> str:
@@ -210,6 +221,11 @@ def paint(lines: Sequence[str]) -> list[str]:
     """Return the lines for a terminal: the first is bold, labels are dim."""
     head, *rest = lines
     return [f"\033[1m{head}\033[0m", *(f"\033[2m{line[:_LABEL_WIDTH]}\033[0m{line[_LABEL_WIDTH:]}" for line in rest)]
+
+
+def _also(fault: FaultSummary) -> list[str]:
+    texts = also(fault)
+    return _row("also", "\n".join(texts)) if texts else []
 
 
 def _row(label: str, text: str) -> list[str]:
@@ -257,7 +273,8 @@ def time_text(job: JobRecord, now: datetime) -> str:
 
 
 def _fault_line(fault: FaultSummary, job: JobRecord) -> str:
-    return f"{culprit(fault)}: {_what(fault).splitlines()[0]} -> {done(fault, job)}"
+    what = ", ".join([_what(fault).splitlines()[0], *also(fault)])
+    return f"{culprit(fault)}: {what} -> {done(fault, job)}"
 
 
 def _cells(job: JobRecord) -> tuple[str, ...]:

@@ -117,4 +117,7 @@ def _fault(recovery: Recovery) -> FaultSummary:
         ended_at=recovery.ended_at,
         seconds=dict(recovery.phase_s),
         stack=recovery.stack,
+        num_faults=recovery.num_faults,
+        others=recovery.others,
+        taken_by=recovery.taken_by,
     )

@@ -225,6 +225,7 @@ def _note_plan(job: JobState, world: World, rung: Rung, stopped_at_s: float, now
     incident.iteration_after = job.world.iteration
     incident.world_size_after = world.world_size
     incident.num_plans += 1
-    incident.replaced_by.update(dict.fromkeys(by_uid[uid].pod for uid in world.promoted if uid in by_uid))
+    for member in (by_uid[uid] for uid in world.promoted if uid in by_uid):
+        incident.note_taker(member.pod, member.ranks.values())
     incident.add_phase(Phase.STOP, now_s - stopped_at_s)
     incident.add_phase(Phase.PLAN, 0.0)

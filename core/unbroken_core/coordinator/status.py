@@ -136,13 +136,22 @@ def _plain(recovery: Recovery) -> Recovery:
 
 def _fitting(recoveries: tuple[Recovery, ...]) -> tuple[Recovery, ...]:
     """Return them with the whole details and the stacks of the newest, as many as fit in a report."""
-    if _WIDEST * sum(len(text) for item in recoveries for text in (item.detail, *item.stack)) <= _MAX_TEXTS:
+    if _WIDEST * sum(len(text) for item in recoveries for text in _texts(item)) <= _MAX_TEXTS:
         return recoveries
     kept, left = [], _MAX_TEXTS
     for item in reversed(recoveries):
-        left -= _size(item.detail, *item.stack)
-        kept.append(item if left >= 0 else replace(item, detail=item.detail[:_SHORT], stack=()))
+        left -= _size(*_texts(item))
+        kept.append(item if left >= 0 else _shortened(item))
     return tuple(reversed(kept))
+
+
+def _texts(recovery: Recovery) -> tuple[str, ...]:
+    return (recovery.detail, *recovery.stack, *(other.detail for other in recovery.others))
+
+
+def _shortened(recovery: Recovery) -> Recovery:
+    others = tuple(replace(other, detail="") for other in recovery.others)
+    return replace(recovery, detail=recovery.detail[:_SHORT], stack=(), others=others)
 
 
 def _size(*texts: str) -> int:

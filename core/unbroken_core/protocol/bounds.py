@@ -346,7 +346,7 @@ BOUNDS: dict[str, Bound] = {
 }
 _OWN_CHECKS = frozenset(("JobSettings", "Timeouts", "RungBudget", "NodeReport", "Standing", "Rejected", "Limits"))
 """Whose values are checked elsewhere, in the words of who gave them."""
-_REPORTS = frozenset(("JobStatus", "Recovery", "PodStatus", "MemoryStatus", "HealthStatus", "PodFinding"))
+_REPORTS = frozenset(("JobStatus", "Recovery", "OtherFault", "PodStatus", "MemoryStatus", "HealthStatus", "PodFinding"))
 """What a rendezvous reports: the operator bounds it by the job's spec, and cuts off what is too much."""
 
 

@@ -661,6 +661,19 @@ class HealthStatus:
 
 
 @dataclass(frozen=True)
+class OtherFault:
+    """A fault of a recovery besides the culprit's."""
+
+    cause: Cause
+    rank: int | None
+    pod: str
+    detail: str
+    """One line, at most 300 characters."""
+    taken_by: str = ""
+    """Pod that took its rank over; "" when none did, or it is not known."""
+
+
+@dataclass(frozen=True)
 class Recovery:
     """One recovery; while `ended_at` is empty it is not over, and if the job has failed it never will be."""
 
@@ -690,6 +703,11 @@ class Recovery:
     """Faults that were collected into this recovery."""
     stack: tuple[str, ...] = ()
     """Python frames of the culprit, innermost last, as in Fault; empty when unknown."""
+    others: tuple[OtherFault, ...] = ()
+    """Faults besides the culprit's, at most 4, the strongest evidence first; `num_faults` counts all. Of a hang not
+    those that only waited."""
+    taken_by: str = ""
+    """Pod that took the culprit's rank over; "" when none did, or it is not known."""
 
 
 @dataclass(frozen=True)

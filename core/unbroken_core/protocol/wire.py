@@ -63,6 +63,7 @@ _USUAL |= {
     Restore: {"peers": ()},
     MemoryStatus: {"across": "", "disk_step": -1, "disk_every": 0, "disk_problem": ""},
     messages.PodStatus: {"unfit": ""},
+    messages.Recovery: {"others": (), "taken_by": ""},
     messages.Hello: {"checkpoint_s": 0.0, "step_ago_s": 0.0, "pairs": None},
     messages.Report: {"checkpoint_s": 0.0, "paces": (), "step_ago_s": 0.0, "checkpoint_after_s": 0.0, "pairs": None},
     messages.Heartbeat: {"checkpoint_s": 0.0, "paces": (), "step_ago_s": 0.0, "checkpoint_after_s": 0.0},

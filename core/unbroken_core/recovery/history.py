@@ -4,15 +4,18 @@ All times are seconds of the coordinator's clock; they become wall-clock text on
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from unbroken_core.protocol.bounds import MAX_SECONDS
-from unbroken_core.protocol.messages import Recovery, Repair
+from unbroken_core.protocol.messages import OtherFault, Recovery, Repair
+from unbroken_core.recovery.fault_words import one_line
 from unbroken_core.recovery.mistakes import has_given_up, is_mistake
 from unbroken_core.vocabulary.reasons import Cause, Phase, Rung
 
 MAX_RECOVERIES = 20
+MAX_OTHERS = 4
+"""Faults of a recovery, besides the culprit's, that are told."""
 SCRIPT_CAUSES = frozenset(
     (
         Cause.EXCEPTION,
@@ -114,6 +117,10 @@ class Incident:
     """`num_plans` at the verdict."""
     _by_words: dict[tuple[str, ...], set[str]] = field(default_factory=dict, init=False)
     """Pods that have failed with these words, of faults that a script has."""
+    _strongest: dict[tuple[str, int | None], FaultRecord] = field(default_factory=dict, init=False)
+    """Some faults, by whose they are: the culprit, and others that are told with it."""
+    _takers: dict[int, str] = field(default_factory=dict, init=False)
+    """By rank, the pod that was promoted to it last."""
     _ended: list[FaultRecord] = field(default_factory=list, init=False)
     """Of each plan that it took, the first one included, the strongest fault that ended it."""
 
@@ -172,6 +179,7 @@ class Incident:
         if known is not None and known.cause.severity >= fault.cause.severity:
             return False
         self.faults[key] = fault
+        self._keep(key, fault)
         self._first = self._first or fault
         if fault.is_hang and self._hang is None:
             self._hang = fault
@@ -180,6 +188,33 @@ class Incident:
         if self._culprit is None or _weight(fault) > _weight(self._culprit):
             self._culprit = fault
         return True
+
+    def _keep(self, key: tuple[str, int | None], fault: FaultRecord) -> None:
+        if fault.is_hang or fault.waited:
+            return  # It waited for others: who hangs is told by the verdict.
+        self._strongest[key] = fault
+        if len(self._strongest) > MAX_OTHERS + 1:
+            del self._strongest[min(self._strongest, key=lambda each: _weight(self._strongest[each]))]
+
+    def note_taker(self, pod: str, ranks: Iterable[int]) -> None:
+        """Note that a pod was promoted to these ranks."""
+        self.replaced_by[pod] = None
+        self._takers.update(dict.fromkeys(ranks, pod))
+
+    def _taken_by(self, fault: FaultRecord) -> str:
+        taker = "" if fault.rank is None else self._takers.get(fault.rank, "")
+        return "" if taker == fault.pod else taker
+
+    def _others(self, culprit: FaultRecord) -> tuple[OtherFault, ...]:
+        """Return the faults that are told besides the culprit's, the strongest first."""
+        named = [] if self.verdict is None or not self.verdict.pod_uid else [self.verdict]
+        known = {(fault.pod_uid, fault.local_rank): fault for fault in (*named, *self._strongest.values())}
+        known.pop((culprit.pod_uid, culprit.local_rank), None)
+        chosen = sorted(known.values(), key=_weight, reverse=True)[:MAX_OTHERS]
+        return tuple(
+            OtherFault(fault.cause, fault.rank, fault.pod, one_line(fault.detail), self._taken_by(fault))
+            for fault in chosen
+        )
 
     def _note_end(self, fault: FaultRecord) -> None:
         if not self._ended:
@@ -240,6 +275,8 @@ class Incident:
         key = (fault.pod_uid, fault.local_rank)
         if self.faults.get(key) is fault:
             self.faults[key] = named
+            if key in self._strongest:
+                self._strongest[key] = named
             self._culprit = named if self._culprit is fault else self._culprit
         self._ended = [named if each is fault else each for each in self._ended]
 
@@ -288,6 +325,8 @@ class Incident:
             world_size_after=self.world_size_after,
             num_faults=len(self.faults),
             stack=culprit.stack,
+            others=self._others(culprit),
+            taken_by=self._taken_by(culprit),
         )
 
 

@@ -4,6 +4,7 @@ import re
 
 from unbroken_core.protocol.messages import JobStatus, Recovery
 from unbroken_core.recovery.account import ratios, ratios_text, shares_text, terms
+from unbroken_core.recovery.fault_words import other_texts, rest_text, takers_text
 from unbroken_core.recovery.health import finding_text
 from unbroken_core.vocabulary.findings import LOG_LINES, STRAGGLERS, Verdict
 from unbroken_core.vocabulary.plurals import counted
@@ -120,6 +121,7 @@ def _recoveries(before: JobStatus | None, after: JobStatus) -> list[str]:
         if old is None or _culprit(old) != _culprit(recovery):
             # The first fault may be a consequence whose agent was quicker than the culprit's.
             lines.append(_fault(recovery))
+        lines += _others(old, recovery)
         if recovery.ended_at and (old is None or not old.ended_at):
             lines.append(_recovered(recovery))
     return lines
@@ -172,16 +174,28 @@ def _culprit(recovery: Recovery) -> tuple[Cause, int | None, str, str]:
 
 def _fault(recovery: Recovery) -> str:
     who = f"rank {recovery.rank} in {recovery.pod}" if recovery.rank is not None else recovery.pod or "the job"
-    num_more = recovery.num_faults - 1
-    more = f" (and {counted(num_more, 'more fault')})" if num_more > 0 else ""
+    rest = rest_text(recovery.cause, recovery.num_faults, len(recovery.others))
+    more = f" (and {rest})" if rest else ""
     detail = f": {recovery.detail}" if recovery.detail else ""
     return f"fault {recovery.number}: {recovery.cause} of {who}{detail}{more}"
+
+
+def _others(old: Recovery | None, recovery: Recovery) -> list[str]:
+    """Return what else has failed since; who was taken for the culprit before was told as that."""
+    told: set[tuple[str, int | None, Cause]] = set()
+    if old is not None:
+        told = {(old.pod, old.rank, old.cause), *((one.pod, one.rank, one.cause) for one in old.others)}
+    new = [other for other in recovery.others if (other.pod, other.rank, other.cause) not in told]
+    texts = other_texts(recovery.cause, recovery.detail, new)
+    return [f"fault {recovery.number}, and {text}" for text in texts]
 
 
 def _recovered(recovery: Recovery) -> str:
     phases = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in recovery.phase_s.items())
     total_s = sum(recovery.phase_s.values())
-    who = f", {', '.join(recovery.replaced_by)} took over" if recovery.replaced_by else ""
+    moves = [(recovery.pod, recovery.taken_by), *((other.pod, other.taken_by) for other in recovery.others)]
+    takers = takers_text(recovery.replaced_by, moves)
+    who = f", {takers}" if takers else ""
     size = ""
     if recovery.world_size_before != recovery.world_size_after:
         size = f", {recovery.world_size_before} -> {counted(recovery.world_size_after, 'rank')}"

@@ -13,7 +13,15 @@ from unbroken.run.flags import in_flags
 from unbroken.run.narration import LongWaits, Story, exit_code, narrate
 from unbroken.run.options import read_options
 from unbroken_core.protocol.log_rules.rules import LogRanks, LogRule, LogVerdict
-from unbroken_core.protocol.messages import PROTOCOL, HealthStatus, JobStatus, PodFinding, PodStatus, Recovery
+from unbroken_core.protocol.messages import (
+    PROTOCOL,
+    HealthStatus,
+    JobStatus,
+    OtherFault,
+    PodFinding,
+    PodStatus,
+    Recovery,
+)
 from unbroken_core.protocol.settings import DEFAULT_RUNGS, HealthMode, RungBudget
 from unbroken_core.vocabulary.errors import InputError
 from unbroken_core.vocabulary.findings import LOG_LINES, Finding, Verdict
@@ -234,6 +242,29 @@ def test_culprit_of_a_recovery_is_told_again_when_it_is_another_one() -> None:
     more = replace(shown, recoveries=(replace(RECOVERY, num_faults=3),))
     assert narrate(shown, known) == ["fault 1: process-signal of rank 3 in j-1: killed (and 1 more fault)"]
     assert narrate(known, more) == []
+
+
+def test_other_faults_of_a_recovery_are_told_by_name_once() -> None:
+    hung = OtherFault(Cause.HARD_TIMEOUT, 5, "j-2", "did not leave for 10 s")
+    first = replace(RECOVERY, cause=Cause.EXCEPTION, detail="boom")
+    alone = replace(STATUS, phase=JobPhase.INTERRUPTED, recoveries=(first,))
+    raised = OtherFault(Cause.EXCEPTION, 3, "j-1", "boom")
+    exited = replace(RECOVERY, cause=Cause.PROCESS_EXIT, rank=4, pod="j-9", detail="exit 7")
+    two = replace(alone, recoveries=(replace(exited, num_faults=2, others=(raised,)),))
+    assert narrate(alone, two) == ["fault 1: process-exit of rank 4 in j-9: exit 7"], "the other one was told"
+    three = replace(alone, recoveries=(replace(exited, num_faults=4, others=(hung, raised)),))
+    assert narrate(two, three) == ["fault 1, and rank 5 of j-2: hard-timeout (did not leave for 10 s)"]
+    assert narrate(three, three) == []
+    taken = replace(hung, taken_by="j-4")
+    over = replace(exited, num_faults=4, others=(taken, raised), ended_at="y", taken_by="")
+    assert narrate(three, replace(STATUS, iteration=1, recoveries=(over,)))[0] == (
+        "recovered 1: rung pod, j-4 took over from j-2 in 1.5 s (stop 20 ms, plan 1.5 s)"
+    )
+    assert narrate(None, replace(STATUS, recoveries=(over,)))[:3] == [
+        "fault 1: process-exit of rank 4 in j-9: exit 7 (and 1 more fault)",
+        "fault 1, and rank 5 of j-2: hard-timeout (did not leave for 10 s)",
+        "fault 1, and rank 3 of j-1: exception (boom)",
+    ]
 
 
 def test_installed_packages_are_whole_and_importable_and_replace_older_ones(tmp_path: Path) -> None:

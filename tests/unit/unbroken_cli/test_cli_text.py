@@ -1,6 +1,7 @@
 """What `unbroken status`, `why` and `timeline` say of a job, from its object and Events."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -13,10 +14,11 @@ from unbroken_cli.commands.why import find_fault
 from unbroken_cli.errors import CommandError
 from unbroken_cli.freshness import why_stale
 from unbroken_cli.job import JobRecord
+from unbroken_cli.report import html_report
 from unbroken_cli.sources.from_cluster import job_from_objects
 from unbroken_cli.sources.from_rendezvous import job_from_status
 from unbroken_cli.text import age, faultless_lines, list_lines, status_lines, timeline_lines, why_lines
-from unbroken_core.protocol.messages import JobStatus, Recovery
+from unbroken_core.protocol.messages import JobStatus, OtherFault, Recovery
 from unbroken_core.recovery.hangs import LINKS, MISTAKE
 from unbroken_core.vocabulary.errors import InputError
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, Rung
@@ -430,6 +432,42 @@ STILL_STEP = (
     "find what keeps it from getting on (a hang that no timeout sees, missing pods, checkpoints further apart than "
     f"faults): {STILL}"
 )
+
+
+def test_all_that_failed_in_one_recovery_is_named_with_who_took_over_from_whom() -> None:
+    hung = OtherFault(Cause.HARD_TIMEOUT, 3, "small-3", "no progress for 10 s", taken_by="small-4")
+    raised = OtherFault(Cause.EXCEPTION, 1, "small-1", "ValueError: boom")
+    fault = Recovery(
+        2, Cause.PROCESS_EXIT, Rung.POD, 2, "small-2", "", "", "exited 7", 0, 1, ("small-4",), {"stop": 10.0},
+        "2026-01-01T00:10:00Z", "2026-01-01T00:10:10Z", num_faults=3, others=(hung, raised),
+    )  # fmt: skip
+    job = job_from_status(
+        JobStatus(1, "small", 1, 1, JobPhase.RUNNING, Reason.TRAINING, "", 1, 4, 0, 0, (), {}, {}, (fault,), -1, None)
+    )
+    also = [
+        "  also       and rank 3 of small-3: hard-timeout (no progress for 10 s)",
+        "             and rank 1 of small-1: exception (ValueError: boom)",
+    ]
+    taken = "rung pod, 10.000 s, iteration 1; small-4 took over from small-3"
+    for lines in (status_lines(job, NOW), why_lines(job, job.faults[0], NOW)):
+        where = lines.index(also[0])
+        assert lines[where : where + 2] == also
+        assert f"  done       {taken}" in lines
+    (line,) = timeline_lines(job)[1:]
+    assert line.endswith(
+        "process-exit: exited 7, and rank 3 of small-3: hard-timeout (no progress for 10 s), "
+        f"and rank 1 of small-1: exception (ValueError: boom) -> {taken}"
+    )
+    shown = json.loads(json.dumps(asdict(job.faults[0])))
+    assert (shown["num_faults"], shown["others"][0]) == (3, {**asdict(hung), "cause": "hard-timeout"})
+    same = OtherFault(Cause.PROCESS_EXIT, 0, "small-0", "exited 7")
+    alike = replace(job.faults[0], others=(same, replace(same, rank=4, pod="small-5"), hung), num_faults=4)
+    assert "  also       and rank 0 of small-0, rank 4 of small-5: the same" in why_lines(job, alike, NOW)
+    crowd = replace(job.faults[0], num_faults=70)
+    assert "             and 67 more faults" in why_lines(job, crowd, NOW)
+    hang = replace(job.faults[0], cause="soft-timeout", num_faults=8, others=())
+    assert "  also       and 7 more that failed or only waited" in why_lines(job, hang, NOW)
+    assert "and rank 3 of small-3: hard-timeout" in html_report(job, NOW)
 
 
 def in_trouble(state: str, storm: str, still: str, num_faults: int = 0, cause: str = "exception") -> JobRecord:

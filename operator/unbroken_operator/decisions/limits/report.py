@@ -18,6 +18,7 @@ from unbroken_core.pod.stacks import bounded
 from unbroken_core.protocol.messages import HealthStatus, JobStatus, PodStatus, Recovery
 from unbroken_core.protocol.settings import MAX_PODS, MAX_RANKS_PER_POD
 from unbroken_core.protocol.wire import MAX_MESSAGE_BYTES, decode
+from unbroken_core.recovery.fault_words import MAX_OTHER
 from unbroken_core.vocabulary.checkpoints import LoadSource, MemoryStatus
 from unbroken_core.vocabulary.errors import WireError
 from unbroken_core.vocabulary.findings import MAX_FINDINGS
@@ -31,6 +32,8 @@ POD_BYTES, RANK_BYTES = 2048, 32
 SPARE_PODS = 16
 """So many pods more than twice the job's may be reported: those that came, and those that went meanwhile."""
 MAX_RECOVERIES, MAX_REFUSED, MAX_TAKERS = 20, 64, 64
+MAX_OTHERS = 16
+"""Other faults of a recovery. A rendezvous tells four; a later one may tell more."""
 MAX_DOMAIN, MAX_TEXT = 1000, 2000
 MAX_SHOWN = 120
 MAX_COUNT = 1 << 53
@@ -115,6 +118,11 @@ def _shape_violations(data: Any, limits: ReportLimits) -> Iterator[str]:
         yield from _too_long(f".{field}", data.get(field), most)
     for field, words in (("restarts_by_rung", Rung), ("restarts_by_cause", Cause)):
         yield from _too_long(f".{field}", data.get(field), len(words))
+    recoveries = data.get("recoveries")
+    for recovery in recoveries if isinstance(recoveries, list) else ():
+        yield from _too_long(
+            ".recoveries[].others", recovery.get("others") if isinstance(recovery, dict) else None, MAX_OTHERS
+        )
     health = data.get("health")
     if isinstance(health, dict):
         for field in ("findings", "unchecked"):
@@ -256,7 +264,13 @@ def _recovery_violations(recovery: Recovery) -> Iterator[str]:
         (f"{where}.pod", recovery.pod, MAX_NAME),
         (f"{where}.node", recovery.node, MAX_NAME),
         (f"{where}.domain", recovery.domain, MAX_DOMAIN),
+        (f"{where}.taken_by", recovery.taken_by, MAX_NAME),
     )
+    for other in recovery.others:
+        yield from _outside((f"{where}.others[].rank", other.rank, 0, ABSOLUTE.ranks))
+        yield from _names(
+            (f"{where}.others[].pod", other.pod, MAX_NAME), (f"{where}.others[].taken_by", other.taken_by, MAX_NAME)
+        )
     yield from _names(*((f"{where}.replaced_by", name, MAX_NAME) for name in recovery.replaced_by))
     times = ((".started_at", recovery.started_at), (".ended_at", recovery.ended_at or recovery.started_at))
     yield from (
@@ -302,6 +316,7 @@ def _cut(status: JobStatus) -> JobStatus:
             domain=item.domain[:MAX_NAME],
             replaced_by=item.replaced_by[:MAX_TAKERS],
             stack=bounded(item.stack),
+            others=tuple(dataclasses.replace(other, detail=other.detail[:MAX_OTHER]) for other in item.others),
         )
         for item in status.recoveries
     )

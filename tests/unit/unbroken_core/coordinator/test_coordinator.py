@@ -39,6 +39,7 @@ from unbroken_core.protocol.messages import (
     WorkerState,
 )
 from unbroken_core.protocol.settings import JobSettings, RungBudget, Timeouts
+from unbroken_core.protocol.wire import decode, encode
 from unbroken_core.vocabulary.layers import Layer
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
 
@@ -378,6 +379,47 @@ def test_the_strongest_evidence_names_the_culprit_then_the_earliest() -> None:
     bench.fault("p1", 0, Cause.PROCESS_SIGNAL, GONE)
     recovery = bench.status().recoveries[0]
     assert (recovery.cause, recovery.rank, recovery.num_faults) == (Cause.PROCESS_SIGNAL, 2, 3)
+
+
+def test_other_faults_of_a_recovery_are_told_with_who_took_over_from_whom() -> None:
+    """A process that exits at once, and a rank elsewhere that hangs and cannot be interrupted."""
+    bench = Bench(replace(SETTINGS, spares=2))
+    bench.run("p0", "p1", "p2", "p3")
+    bench.fault("p1", 0, Cause.PROCESS_EXIT, GONE)
+    (recovery,) = bench.status().recoveries
+    assert (recovery.num_faults, recovery.taken_by, recovery.others) == (1, "", ())
+    bench.fault("p0", 1, Cause.HARD_TIMEOUT, GONE)
+    (recovery,) = bench.status().recoveries
+    assert (recovery.rank, recovery.num_faults, recovery.replaced_by) == (2, 2, ("p2", "p3"))
+    assert [(other.cause, other.rank, other.pod) for other in recovery.others] == [(Cause.HARD_TIMEOUT, 1, "p0")]
+    seats = {rank: pod.pod for pod in bench.status().pods for rank in pod.ranks}
+    assert (recovery.taken_by, recovery.others[0].taken_by) == (seats[2], seats[1])
+    assert sorted(seats.values()) == ["p2", "p2", "p3", "p3"]
+
+
+def test_only_a_few_faults_of_a_recovery_are_told_the_strongest_and_short() -> None:
+    bench = Bench(replace(SETTINGS, replicas=5))
+    pods = ["p0", "p1", "p2", "p3", "p4"]
+    bench.run(*pods, "p5")
+    for number, pod in enumerate(pods):
+        bench.now_s += 1.0
+        said = Fault(Cause.EXCEPTION, 0, f"ValueError:\n  {number} {'x' * 1000}")
+        bench.worker(pod, 0, STOPPING, said)
+    bench.fault("p4", 1, Cause.PROCESS_EXIT, GONE)
+    (recovery,) = bench.status().recoveries
+    assert (recovery.rank, recovery.num_faults) == (9, 6)
+    assert [other.rank for other in recovery.others] == [0, 2, 4, 6], "the earliest of those that are alike"
+    assert recovery.others[0].detail == f"ValueError: 0 {'x' * 1000}"[:300]
+    assert decode(encode(bench.status()), JobStatus) == bench.status()
+
+
+def test_what_only_waited_in_a_hang_is_no_other_fault() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    for pod in ("p0", "p1"):
+        bench.fault(pod, 0, Cause.SOFT_TIMEOUT, is_hang=True)
+    (recovery,) = bench.status().recoveries
+    assert (recovery.num_faults, recovery.others) == (2, ())
 
 
 def test_the_culprits_stack_is_told_and_bounded_whatever_was_sent() -> None:

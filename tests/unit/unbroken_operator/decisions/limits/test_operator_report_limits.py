@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from tests.unit.unbroken_operator.operator_world import a_job, a_recovery, running_world
 from tests.unit.unbroken_operator.test_operator_large_jobs import trainer
 
-from unbroken_core.protocol.messages import JobStatus
+from unbroken_core.protocol.messages import JobStatus, OtherFault
 from unbroken_core.protocol.wire import encode
+from unbroken_core.recovery.fault_words import MAX_OTHER
 from unbroken_core.vocabulary.checkpoints import MemoryStatus
 from unbroken_core.vocabulary.errors import WireError
-from unbroken_core.vocabulary.reasons import JobPhase
+from unbroken_core.vocabulary.reasons import Cause, JobPhase
 from unbroken_operator.adapters.kube import Kube
 from unbroken_operator.adapters.metrics import OperatorMetrics
 from unbroken_operator.adapters.rendezvous_client import RendezvousApi
@@ -47,6 +48,7 @@ def _sound() -> JobStatus:
     return replace(world.report, memory=memory)
 
 
+OTHER: dict[str, Any] = {"cause": "hard-timeout", "rank": 3, "pod": "digits-2", "detail": "", "taken_by": "digits-3"}
 SOUND: dict[str, Any] = json.loads(encode(_sound()))
 
 
@@ -95,6 +97,11 @@ def test_what_an_honest_rendezvous_says_is_read_as_it_is() -> None:
         pytest.param("recoveries", SOUND["recoveries"] * 21, ".recoveries: want at most 20", id="21 recoveries"),
         pytest.param("recoveries.0.number", -1, ".recoveries[].number: want 0 to", id="a recovery before the first"),
         pytest.param("recoveries.0.rank", 1 << 70, ".recoveries[].rank: want 0 to", id="a culprit beyond all ranks"),
+        pytest.param("recoveries.0.taken_by", "a b", ".recoveries[].taken_by: want a name", id="a taker that is none"),
+        pytest.param("recoveries.0.others", [OTHER] * 17, ".recoveries[].others: want at most 16", id="other faults"),
+        pytest.param("recoveries.0.others", [{**OTHER, "rank": -1}], ".others[].rank: want 0 to", id="rank of another"),
+        pytest.param("recoveries.0.others", [{**OTHER, "pod": "a b"}], ".others[].pod: want a name", id="pod of it"),
+        pytest.param("recoveries.0.others", [{**OTHER, "taken_by": "-"}], ".taken_by: want a name", id="its taker"),
         pytest.param("recoveries.0.started_at", "soon", ".started_at: want a time such as", id="a time in words"),
         pytest.param("recoveries.0.started_at", "2026-01-01T00:00:00", "want a time such as", id="a time of no zone"),
         pytest.param("recoveries.0.ended_at", "0001-01-01T00:00:00Z", "want a time such as", id="the first year"),
@@ -143,13 +150,15 @@ def test_names_that_people_copy_into_commands_are_names(path: str, name: str) ->
 
 
 def test_texts_are_cut_where_nobody_reads_on() -> None:
-    fault = a_recovery(detail="x" * 10_000, replaced_by=("digits-1",) * 500, stack=("f" * 1000,) * 500)
+    others = (OtherFault(Cause.HARD_TIMEOUT, 3, "digits-2", "x" * 10_000),) * 4
+    fault = a_recovery(others=others, detail="x" * 10_000, replaced_by=("digits-1",) * 500, stack=("f" * 1000,) * 500)
     body = json.dumps({**SOUND, "message": "m" * 10_000, "recoveries": [json.loads(encode(fault))]}).encode()
     # A recovery within a report bears no type.
     data = json.loads(body)
     del data["recoveries"][0]["type"]
     found = read_report(json.dumps(data).encode(), LIMITS)
     (recovery,) = found.recoveries
+    assert {len(other.detail) for other in recovery.others} == {MAX_OTHER}
     assert (len(found.message), len(recovery.detail), len(recovery.replaced_by)) == (MAX_TEXT, MAX_TEXT, MAX_TAKERS)
     assert sum(map(len, recovery.stack)) <= 24 * 300
 

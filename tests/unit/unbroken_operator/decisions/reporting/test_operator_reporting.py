@@ -9,7 +9,7 @@ import pytest
 from tests.unit.unbroken_operator.operator_world import World, a_job, a_node, a_recovery, running_world
 
 from unbroken_core.protocol import wire
-from unbroken_core.protocol.messages import Earlier, RungUse
+from unbroken_core.protocol.messages import Earlier, OtherFault, RungUse
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, Rung, WorkerPhase
 from unbroken_operator.api.schema import structural_schema
 from unbroken_operator.api.status_models import Status
@@ -146,6 +146,15 @@ def test_a_lost_pod_is_told_as_a_pod_and_phases_in_their_order() -> None:
     assert recovery_sentence(lost) == (
         "pod digits-1 (node a): pod-leaving; recovered by rung pod in 0.040 s "
         "(detect 0.000, stop 0.030, enter 0.010), iteration 0 -> 1; digits-2 took over; 4 -> 2 ranks"
+    )
+
+
+def test_an_event_names_the_other_faults_of_a_recovery_and_who_took_over_from_whom() -> None:
+    hung = OtherFault(Cause.HARD_TIMEOUT, 5, "digits-2", "did not leave for 10 s", taken_by="digits-4")
+    both = a_recovery(cause=Cause.PROCESS_EXIT, rung=Rung.POD, replaced_by=("digits-4",), num_faults=4, others=(hung,))
+    assert recovery_sentence(both).endswith(
+        "iteration 0 -> 1; digits-4 took over from digits-2; and rank 5 of digits-2: hard-timeout (did not leave for "
+        "10 s); and 2 more faults"
     )
 
 
