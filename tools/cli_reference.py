@@ -6,6 +6,7 @@ from argparse import ArgumentParser
 from collections.abc import Iterable
 from pathlib import Path
 
+from unbroken.comparing.options import make_compare_parser
 from unbroken.preflight.options import make_parser as make_preflight_parser
 from unbroken.run.options import make_parser
 from unbroken_cli.commands import inject, page, size, status, timeline, topology, why
@@ -29,7 +30,9 @@ def render(parsers: Iterable[ArgumentParser]) -> str:
 def main() -> int:
     """Write the page; return the exit code."""
     commands = [command.parser() for command in (status, why, timeline, topology, page, inject, size)]
-    PAGE.write_text(render([make_parser(), make_preflight_parser(), *commands]), encoding="utf-8")
+    PAGE.write_text(
+        render([make_parser(), make_compare_parser(), make_preflight_parser(), *commands]), encoding="utf-8"
+    )
     return 0
 
 

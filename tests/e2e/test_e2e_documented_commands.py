@@ -37,6 +37,7 @@ NOT_HERE = {
     r"torchrun .*--rdzv-backend": "needs several hosts: tests/integration/torchrun runs it on one",
     r"torchrun --nproc|srun |RANK=0 ": "needs hosts: tests/integration/inprocess/test_standalone.py has one",
     r"unbroken run ": "tests/e2e/test_e2e_run.py runs it, with faults",
+    r"unbroken compare ": "tests/integration/compare runs it",
     r"unbroken inject ": "needs pods/exec, which the local cluster lacks: tests/integration/cli/test_inject_script.py",
     r"unbroken page ": "needs pods/portforward, which the local cluster lacks: tests/integration/cli/test_live_page.py",
 }

@@ -12,6 +12,7 @@ import torch
 from unbroken.memory.client import KeeperClient
 from unbroken.memory.pacing import may_replace
 from unbroken.memory.place import WorkerInfo
+from unbroken.memory.recording import recorder
 from unbroken.memory.shard import Shard
 from unbroken.memory.slots import (
     Author,
@@ -127,6 +128,15 @@ class WorkerSlots:
 
         `wait_s`: how long it waits for one that is still read; not 0 where all ranks save this very step.
         """
+        noting = recorder()
+        if noting is None:
+            return self._write_alone(place, step, shard, wait_s)
+        noting.before(place, step)
+        result = self._write_alone(place, step, shard, wait_s)
+        noting.saved(place, step, shard, result.reason if isinstance(result, Skipped) else "")
+        return result
+
+    def _write_alone(self, place: WorkerInfo, step: int, shard: Shard, wait_s: float) -> Saved | Skipped:
         if not self._lock.acquire(timeout=_BUSY_S):
             reason = f"another save of this process has not ended within {_BUSY_S:g} s"
             return self._skipped(step, reason, "busy")

@@ -18,6 +18,7 @@ from unbroken.memory.background.handover import DiskSettings, Handover
 from unbroken.memory.disk import DcpFolder, Disk, common_steps
 from unbroken.memory.job_disk import KEEP, JobDisk, agreed_job_disk
 from unbroken.memory.place import WorkerInfo, read_every, read_place
+from unbroken.memory.recording import recorder
 from unbroken.memory.restoring import Restoration, apply
 from unbroken.memory.shard import ShardReader
 from unbroken.standstill import standstill
@@ -91,6 +92,8 @@ class Checkpointer:
         that which another Checkpointer has saved in this iteration.
         """
         _progress.newest_step = _checked(step)
+        if (noting := recorder()) is not None:
+            noting.before(read_place(), step)
         if step % self._every:
             return Skipped(step, f"not due: every {self._every} steps")
         with standstill.measured():
@@ -183,6 +186,8 @@ class Checkpointer:
         source, step = self._load(state)
         if (arena := self._enter()) is not None:
             arena.measured(source, time.monotonic() - began_s, _steps_redone(step))
+        if self._place is not None and (noting := recorder()) is not None:
+            noting.loaded(self._place, source, step)
         _progress.newest_step = -1 if step is None else step
         if self._handover is not None:
             self._handover.loaded(step)

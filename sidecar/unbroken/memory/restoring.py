@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.planner import LoadPlan
 
 from unbroken.memory.agreement import all_true, gather
 from unbroken.memory.arena import WorkerSlots
-from unbroken.memory.choosing import ReadableCheckpoint, ReadableShard, candidates, with_later
+from unbroken.memory.choosing import ReadableCheckpoint, ReadableShard, candidates, why_void, with_later
 from unbroken.memory.new_state.lazy_state import LazyState, is_optimizer, refuse_lost
 from unbroken.memory.new_state.nested import LoadPlanner, real_path, with_places, without
 from unbroken.memory.place import WorkerInfo
@@ -76,8 +76,10 @@ class Restoration:
         self._is_any = bool(offers)
         self.candidates = candidates(offers)
         self._why_none = ""
+        self._void = ""
         if _is_told(place.restore) and place.restore is not None:
             self._why_none = place.restore.reason
+            self._void = why_void(place.restore, self.candidates)
             self.candidates = with_later(place.restore, self.candidates)
         # Else an agent does not know of plans for it.
 
@@ -218,7 +220,9 @@ class Restoration:
             if reason.startswith(_OTHER_SIZE):
                 reason += _WHAT_GROWS
             logger.warning("checkpoint in memory not used: step=%d: %s", one.moment.step, reason)
-        if self._is_any and not whole and not self._why_none:
+        if self._is_any and not whole and self._void:
+            logger.warning("checkpoint in memory not used: %s", self._void)
+        elif self._is_any and not whole and not self._why_none:
             logger.warning("no checkpoint in memory is whole: shards of other hosts have gone with them")
 
 

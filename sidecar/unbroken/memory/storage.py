@@ -11,6 +11,7 @@ from torch.futures import Future
 
 from unbroken.memory.arena import Saved, Skipped, arena_of
 from unbroken.memory.place import read_place
+from unbroken.memory.recording import recorder
 from unbroken.memory.restoring import Chosen, Restoration
 from unbroken.memory.shard import shard_of_plan
 from unbroken_core.vocabulary.checkpoints import LoadSource
@@ -114,6 +115,8 @@ class Reader(StorageReader):
         chosen.contents.read(plan, planner)
         if self._arena is not None:
             self._arena.loaded(self._restoration.load(LoadSource.MEMORY, chosen.moment))
+        if (noting := recorder()) is not None:
+            noting.loaded(read_place(), "memory", chosen.moment.step)
         future: Future[None] = Future()
         future.set_result(None)
         return future

@@ -5,7 +5,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unbroken.run.flags import in_flags
@@ -14,6 +14,7 @@ from unbroken.run.memory_folder import memory_folder
 from unbroken.run.options import STDIN, RunOptions, read_options
 from unbroken.run.supervisor import Supervisor
 from unbroken_core.conventions.printable import printable
+from unbroken_core.protocol.messages import JobStatus
 from unbroken_core.vocabulary.errors import InputError
 
 _MAX_FOLDER_CHARACTERS = 70
@@ -23,11 +24,25 @@ _MAX_SCRIPT_BYTES = 1 << 20
 def run(arguments: Sequence[str] | None) -> int:
     """Run the command line; return 0 complete, 1 failed, 2 bad input, 128 + N after signal N."""
     try:
-        options = read_options(arguments)
-        block = LoopbackBlock()
+        return run_job(read_options(arguments)).code
     except InputError as error:
         print(printable(f"unbroken run: {in_flags(str(error))}"), file=sys.stderr)
         return 2
+
+
+@dataclass(frozen=True)
+class EndedRun:
+    """How one run ended."""
+
+    code: int
+    """As of the command."""
+    status: JobStatus | None
+    """The last one that was read."""
+
+
+def run_job(options: RunOptions) -> EndedRun:
+    """Run one job to its end. Raises InputError."""
+    block = LoopbackBlock()
     # Readable by this user only: it holds the token and the sockets.
     folder = Path(tempfile.mkdtemp(prefix="unbroken-", dir=_short_folder()))
     try:
@@ -36,9 +51,6 @@ def run(arguments: Sequence[str] | None) -> int:
             options = replace(options, command=(options.command[0], str(script), *options.command[2:]))
         with memory_folder("--memory", options.memory_bytes is not None) as memory:
             return asyncio.run(_supervise(options, folder, block, memory))
-    except InputError as error:
-        print(f"unbroken run: {error}", file=sys.stderr)
-        return 2
     finally:
         block.release()
         shutil.rmtree(folder, ignore_errors=True)
@@ -61,5 +73,6 @@ def _short_folder() -> str:
     return chosen if len(chosen) <= _MAX_FOLDER_CHARACTERS else "/tmp"
 
 
-async def _supervise(options: RunOptions, folder: Path, block: LoopbackBlock, memory: Path | None) -> int:
-    return await Supervisor(options, folder, block, memory).run()
+async def _supervise(options: RunOptions, folder: Path, block: LoopbackBlock, memory: Path | None) -> EndedRun:
+    supervisor = Supervisor(options, folder, block, memory)
+    return EndedRun(await supervisor.run(), supervisor.status)

@@ -59,11 +59,19 @@ class RunOptions:
     """How much checkpoints in memory may take in each pod; None: there are none."""
     allows_faults: bool = False
     """Whether pods take orders of `unbroken inject` to break themselves."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """More of the workers' environment."""
+    work_folder: Path | None = None
+    """In which workers begin; None: the present one."""
 
 
 def read_options(arguments: Sequence[str] | None) -> RunOptions:
     """Read the command line. Raises InputError that says what, where, seen, wanted; SystemExit for --help."""
-    parsed = make_parser().parse_args(arguments)
+    return options_of(make_parser().parse_args(arguments))
+
+
+def options_of(parsed: argparse.Namespace) -> RunOptions:
+    """Return what a command line says. Raises InputError likewise."""
     command = _command(parsed.command if parsed.module is None else ["-m", *parsed.module])
     layers = tuple(Layer(name, f"local/{name}") for name in _names("--layers", parsed.layers))
     num_pods = parsed.pods + parsed.spares
@@ -111,15 +119,19 @@ def read_options(arguments: Sequence[str] | None) -> RunOptions:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message}; `unbroken run --help` lists all options")
+        raise InputError(f"{message}; `{self.prog} --help` lists all options")
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
+def make_parser(
+    prog: str = "unbroken run",
+    description: str = "Run a training script on this machine as a job that survives faults.",
+    epilog: str = _EPILOG,
+) -> argparse.ArgumentParser:
+    """Return the parser of the command line, of `unbroken run` or of another command that takes its options."""
     parser = _Parser(
-        prog="unbroken run",
-        description="Run a training script on this machine as a job that survives faults.",
-        epilog=_EPILOG,
+        prog=prog,
+        description=description,
+        epilog=epilog,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -149,6 +149,7 @@ class Recipes:
             **self._user(),
             **self._identity(pod),
             "UNBROKEN_RANKS_PER_POD": str(self.options.settings.ranks_per_pod),
+            **dict(self.options.variables),
         }
         if self.options.allows_faults:
             environment[ALLOW] = "1"

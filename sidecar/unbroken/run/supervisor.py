@@ -83,6 +83,11 @@ class Supervisor:
         self._started_s = time.monotonic()
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def status(self) -> JobStatus | None:
+        """The last status that was read."""
+        return self._status
+
     def _token(self, kind: Kind, pod: str = "") -> str:
         return derive_token(self._job_key, kind, self._options.settings.uid, pod)
 
@@ -234,7 +239,9 @@ class Supervisor:
         pod.agent = self._start_agent(pod)
         recipes = self._recipes
         environment = recipes.launcher_environment(pod)
-        launcher = self._children.start(f"{pod.name} launcher", recipes.launcher_command(), environment, None)
+        launcher = self._children.start(
+            f"{pod.name} launcher", recipes.launcher_command(), environment, self._options.work_folder
+        )
         pod.launcher = launcher
         while launcher.is_alive:
             await asyncio.wait((pod.agent.ended, launcher.ended), return_when=asyncio.FIRST_COMPLETED)

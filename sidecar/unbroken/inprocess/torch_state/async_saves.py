@@ -95,7 +95,7 @@ def _kill(writer: Any) -> None:
 
 def _leave_behind(thread: threading.Thread) -> None:
     """Let Python end without this thread. It has no way to say so of one that runs."""
-    executor_threads._threads_queues.pop(thread, None)  # type: ignore[attr-defined]  # Python has no other way
+    executor_threads._threads_queues.pop(thread, None)  # type: ignore[attr-defined]  # not public
     handle, lock = getattr(thread, "_handle", None), getattr(thread, "_tstate_lock", None)
     if handle is not None:  # Python 3.13
         with contextlib.suppress(Exception):

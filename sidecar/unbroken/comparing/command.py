@@ -1,0 +1,135 @@
+"""The command: runs the script calmly twice and then with each fault, compares the records, says what was seen."""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from unbroken.checkpoint_records import FaultAtStep
+from unbroken.comparing.comparison import Sameness, compare_broken, compare_calm, problem_of_calm, step_to_strike
+from unbroken.comparing.options import CompareOptions, of_run, read_compare_options
+from unbroken.comparing.records import Record, read_record
+from unbroken.comparing.text import RunReport, lines_of, outcome_of, value_of
+from unbroken.run.command import EndedRun, run_job
+from unbroken.run.flags import in_flags
+from unbroken_core.conventions.printable import printable
+from unbroken_core.vocabulary.errors import InputError
+
+_BAD_INPUT = 2
+_SIGNALS = 128
+
+
+class _InterruptedError(Exception):
+    """A signal has ended a run."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def run(arguments: Sequence[str] | None) -> int:
+    """Run the command line; return 0 equal, 1 different, 2 bad input or not comparable, 128 + N after signal N."""
+    folder = Path(tempfile.mkdtemp(prefix="unbroken-compare-"))
+    try:
+        options = read_compare_options(arguments)
+        with _output_to_errors():
+            reports, problem = _Comparison(options, folder).run()
+    except InputError as error:
+        _complain(in_flags(str(error)))
+        return _BAD_INPUT
+    except _InterruptedError as error:
+        return error.code
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if options.is_json:
+        print(json.dumps(value_of(reports, problem), indent=2), flush=True)
+    else:
+        print("\n".join(printable(line) for line in lines_of(reports, problem)), flush=True)
+    return outcome_of(reports, problem).value
+
+
+class _Comparison:
+    """All runs of one command, one after the other."""
+
+    def __init__(self, options: CompareOptions, folder: Path) -> None:
+        self._options = options
+        self._folder = folder
+        self._num_runs = 0
+
+    def run(self) -> tuple[list[RunReport], str]:
+        """Return how each run compares with the first, and why there are no more of them. Raises InputError."""
+        ended, calm = self._run("calm", None)
+        problem = f"it ended with exit code {ended.code}" if ended.code else problem_of_calm(calm)
+        if problem:
+            return [], f"run 1, calm: {problem}{self._hint() if ended.code else ''}"
+        strikes = [FaultAtStep(kind, *self._aim(calm)) for kind in self._options.faults]
+        ended, again = self._run("calm again", None)
+        if ended.code:
+            return [], f"run 2, calm again: it ended with exit code {ended.code}, and the first one with 0"
+        compared = compare_calm(calm, again)
+        reports = [RunReport("run 2, calm again", compared)]
+        if compared.outcome is not Sameness.EQUAL:
+            return reports, "no run with a fault was made"
+        for strike in strikes:
+            ended, broken = self._run(strike.kind, strike)
+            recoveries = () if ended.status is None else ended.status.recoveries
+            seen = compare_broken(calm, broken, compared.noise, ended.code)
+            reports.append(RunReport(f"run {self._num_runs}, {strike.kind}", seen, recoveries))
+        return reports, ""
+
+    def _aim(self, calm: Record) -> tuple[int, int]:
+        """Return whom to hit, and from which step on. Raises InputError."""
+        size = max(one.world_size for one in calm.saves)
+        rank = size - 1 if self._options.at_rank is None else self._options.at_rank
+        if rank >= size:
+            raise InputError(f"--at-rank: want one of 0 to {size - 1}, got {rank}")
+        step = step_to_strike(calm, rank) if self._options.at_step is None else self._options.at_step
+        if step is None:
+            raise InputError(
+                f"run 1, calm: want at least 3 checkpoints of rank {rank} in memory, so that there are some before "
+                "and after a fault: train longer, or save more often"
+            )
+        return rank, step
+
+    def _run(self, name: str, strike: FaultAtStep | None) -> tuple[EndedRun, Record]:
+        self._num_runs += 1
+        total = 2 + len(self._options.faults)
+        _complain(f"run {self._num_runs} of {total}, {name}")
+        base = self._folder / str(self._num_runs)
+        work, record = base / "work", base / "record"
+        for each in (base, work, record):
+            each.mkdir(mode=0o700)
+        slug = f"{self._num_runs}-{name.replace(' ', '-')}"
+        ended = run_job(of_run(self._options, slug, work, record, strike))
+        if ended.code >= _SIGNALS:
+            raise _InterruptedError(ended.code)
+        found = read_record(record)
+        # A script may write much: it has been compared in what it saves in memory.
+        shutil.rmtree(base, ignore_errors=True)
+        return ended, found
+
+    def _hint(self) -> str:
+        if self._options.is_here:
+            return ""
+        return "; each run begins in an empty folder: give files with their whole paths, or take --here"
+
+
+@contextmanager
+def _output_to_errors() -> Iterator[None]:
+    """Let what the workers print go where this command's own lines go: its output is the result."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _complain(text: str) -> None:
+    print(printable(f"unbroken compare: {text}"), file=sys.stderr, flush=True)

@@ -1,0 +1,269 @@
+"""Compares what two runs have saved. Pure.
+
+A difference counts only where two calm runs agree: `noise` is what they differ in. Nothing to compare is never equal.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from unbroken.checkpoint_records import DIGEST_CHARACTERS, LoadedStep, SavedPart, Struck
+from unbroken.comparing.records import Record
+from unbroken_core.vocabulary.plurals import counted
+
+MAX_NAMES_TOLD = 10
+_LEFTOVERS = "it found what an earlier run had left; give each run a folder of its own, {run} in the script's arguments"
+
+
+_LONGER = "want a longer one, or an earlier --at-step"
+
+
+class Sameness(Enum):
+    """What a comparison says; the value is the command's exit code."""
+
+    EQUAL = 0
+    DIFFERENT = 1
+    NOT_COMPARABLE = 2
+
+
+@dataclass(frozen=True)
+class FirstDifference:
+    """Where two runs differ first."""
+
+    step: int
+    ranks: tuple[int, ...]
+    names: tuple[str, ...]
+    """Of this step, on any of these ranks, sorted."""
+    num_tensors: int
+    """So many of them are tensors."""
+    num_steps: int
+    """So many steps differ."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much was compared: of each step a part for each rank, again where it was saved again."""
+
+    num_steps: int = 0
+    num_redone: int = 0
+    """Steps that were saved before the fault, and again after it."""
+    num_parts: int = 0
+    num_tensors: int = 0
+    """In all those parts, as are values."""
+    num_values: int = 0
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One run beside the first calm one."""
+
+    outcome: Sameness
+    reason: str = ""
+    """Why it is no more than that; "" where all is equal, or a difference says all."""
+    difference: FirstDifference | None = None
+    noise: tuple[str, ...] = ()
+    """Values, none of them tensors, that were left out since two calm runs differ in them."""
+    struck: Struck | None = None
+    restored: LoadedStep | None = None
+    """With what the first iteration after the fault began."""
+    extent: Extent = Extent()
+    """After the fault, if there was one."""
+
+
+def problem_of_calm(record: Record) -> str:
+    """Return why this run cannot be what others are compared with; "" when it can."""
+    if record.problem:
+        return record.problem
+    if not record.saves:
+        return (
+            "it saved no checkpoint in memory: want a script that calls unbroken.memory.Checkpointer.save, or an "
+            "integration that does, more often than it did in this run"
+        )
+    iterations = _iterations(record)
+    if len(iterations) > 1:
+        return f"it was to be calm, but began {len(iterations)} times: want a script that does not fail by itself"
+    skipped = next((one.skipped for one in record.saves if one.skipped), "")
+    if all(one.skipped for one in record.saves):
+        return f"the memory took none of its checkpoints: {skipped}"
+    return ""
+
+
+def step_to_strike(record: Record, rank: int) -> int | None:
+    """Return from which step on a fault leads to steps that are made again, and saved after it; None: too few are.
+
+    It comes after the middle one, and where more steps lie between two saves, half-way between them.
+    """
+    steps = sorted({one.step for one in record.saves if one.rank == rank and not one.skipped})
+    if len(steps) < 3:
+        return None
+    middle = (len(steps) - 1) // 2
+    return steps[middle] + max((steps[middle + 1] - steps[middle]) // 2, 1)
+
+
+def compare_calm(first: Record, second: Record) -> Compared:
+    """Return in what two calm runs differ: then the script is not deterministic by itself."""
+    problem = second.problem or _other_begin(first, second) or (problem_of_calm(second) if second.saves else "")
+    if problem:
+        return Compared(Sameness.NOT_COMPARABLE, problem)
+    left, right = _by_place(first.saves), _by_place(second.saves)
+    if left.keys() != right.keys():
+        return Compared(Sameness.NOT_COMPARABLE, f"two calm runs save other steps: {_other_steps(left, right)}")
+    pairs = [(left[place], one) for place, one in right.items()]
+    difference = _difference(pairs, frozenset())
+    noise = frozenset(name for one, other in pairs for name in _differing(one, other))
+    extent = _extent(pairs)
+    if difference is None:
+        return Compared(Sameness.EQUAL, extent=extent)
+    tensors = {name for one, _ in pairs for name in one.names[: one.num_tensors]}
+    is_usable = noise.isdisjoint(tensors)
+    return Compared(
+        Sameness.EQUAL if is_usable else Sameness.NOT_COMPARABLE,
+        "two calm runs differ: the script is not deterministic by itself",
+        difference,
+        tuple(sorted(noise)),
+        extent=extent,
+    )
+
+
+def compare_broken(calm: Record, broken: Record, noise: Iterable[str], exit_code: int) -> Compared:
+    """Return whether a run with a fault has saved the same; steps that were saved twice are compared twice."""
+    struck, ignored = broken.struck, frozenset(noise)
+    after = () if struck is None else tuple(one for one in broken.saves if one.iteration > struck.iteration)
+    loads = () if struck is None else tuple(one for one in broken.loads if one.iteration > struck.iteration)
+    restored = min(loads, key=lambda one: (one.iteration, one.rank)) if loads else None
+    if exit_code and not broken.problem:
+        outcome = Sameness.DIFFERENT if struck is not None else Sameness.NOT_COMPARABLE
+        when = "after the fault, and the calm runs with 0" if struck is not None else "before the fault"
+        return Compared(outcome, f"it ended with exit code {exit_code} {when}", struck=struck, restored=restored)
+    problem = _problem_of_broken(calm, broken, after, restored)
+    if problem or struck is None or restored is None:
+        return Compared(Sameness.NOT_COMPARABLE, problem, struck=struck, restored=restored)
+    left, before = _by_place(calm.saves), [one for one in broken.saves if one.iteration <= struck.iteration]
+    early = _difference([(left[_place(one)], one) for one in before if _place(one) in left], ignored)
+    if early is not None:
+        text = "it differed before the fault already: the script is not deterministic by itself"
+        return Compared(Sameness.NOT_COMPARABLE, text, early, struck=struck, restored=restored)
+    wanted = {place: one for place, one in left.items() if place[0] > restored.step}
+    found = _by_place(after)
+    pairs = [(wanted[_place(one)], one) for one in after if _place(one) in wanted]
+    redone = {one.step for one in after} & {one.step for one in before}
+    extent = replace(_extent(pairs), num_redone=len(redone))
+    difference = _difference(pairs, ignored)
+    reason = ""
+    if wanted.keys() != found.keys():
+        reason = f"after the fault other steps were saved: {_other_steps(wanted, found)}"
+    elif not extent.num_tensors:
+        return Compared(
+            Sameness.NOT_COMPARABLE, "no tensor was saved after the fault", struck=struck, restored=restored
+        )
+    is_equal = difference is None and not reason
+    return Compared(
+        Sameness.EQUAL if is_equal else Sameness.DIFFERENT,
+        reason,
+        difference,
+        tuple(sorted(ignored)),
+        struck,
+        restored,
+        extent,
+    )
+
+
+def _problem_of_broken(calm: Record, broken: Record, after: tuple[SavedPart, ...], restored: LoadedStep | None) -> str:
+    """Return why this run says nothing of faults; "" when it does."""
+    sizes, new = {one.world_size for one in calm.saves}, {one.world_size for one in after}
+    step = None if restored is None else restored.step
+    checks = (
+        (bool(broken.problem), broken.problem),
+        (bool(other := _other_begin(calm, broken)), other),
+        (broken.struck is None, f"the training ended before the fault was due: {_LONGER}"),
+        (step is None, "no rank called `load` after the fault: the training was not continued from memory"),
+        (
+            step == -1,
+            "nothing was restored after the fault: the training began anew, which says nothing of checkpoints",
+        ),
+        (not after, f"no step was saved after the fault: {_LONGER}"),
+        (sizes != new, f"the world has {_numbers(new)} ranks after the fault, and had {_numbers(sizes)}"),
+    )
+    return next((text for is_so, text in checks if is_so), "")
+
+
+def _other_begin(first: Record, other: Record) -> str:
+    """Return what is said of a run that began elsewhere than the first one."""
+    begins, others = _begin(first), _begin(other)
+    if not other.saves and not other.struck:
+        return f"it trained no step that it saved, and the first run did: {_LEFTOVERS}"
+    if begins != others:
+        return f"it began {_words(others)}, and the first run {_words(begins)}: {_LEFTOVERS}"
+    return ""
+
+
+def _begin(record: Record) -> tuple[str, int, int]:
+    """Return source and step of the first load, and the first step that was saved then."""
+    first = min(_iterations(record), default=0)
+    loads = [(one.source, one.step) for one in record.loads if one.iteration == first]
+    saves = [one.step for one in record.saves if one.iteration == first]
+    return (*(min(loads) if loads else ("nothing", -1)), min(saves, default=-1))
+
+
+def _words(begin: tuple[str, int, int]) -> str:
+    source, step, first = begin
+    saved = f", with step {first} as the first that it saved" if first >= 0 else ""
+    return (f"from step {step} ({source})" if step >= 0 else "anew") + saved
+
+
+def _numbers(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))
+
+
+def _place(one: SavedPart) -> tuple[int, int]:
+    return one.step, one.rank
+
+
+def _by_place(saves: Iterable[SavedPart]) -> dict[tuple[int, int], SavedPart]:
+    return {_place(one): one for one in saves}
+
+
+def _other_steps(left: Mapping[tuple[int, int], SavedPart], right: Mapping[tuple[int, int], SavedPart]) -> str:
+    texts = []
+    for places, word in ((left.keys() - right.keys(), "missing"), (right.keys() - left.keys(), "more")):
+        if places:
+            step, rank = min(places)
+            texts.append(f"{counted(len(places), 'part')} {word}, first step {step} of rank {rank}")
+    return "; ".join(texts)
+
+
+def _differing(one: SavedPart, other: SavedPart) -> dict[str, bool]:
+    """Return the names whose values differ, and whether one is a tensor in either."""
+    if one.names == other.names and one.digests == other.digests:
+        return {}
+    left, right = _digests(one), _digests(other)
+    tensors = {*one.names[: one.num_tensors], *other.names[: other.num_tensors]}
+    return {name: name in tensors for name in left.keys() | right.keys() if left.get(name) != right.get(name)}
+
+
+def _digests(one: SavedPart) -> dict[str, str]:
+    size = DIGEST_CHARACTERS
+    return {name: one.digests[at * size : (at + 1) * size] for at, name in enumerate(one.names)}
+
+
+def _difference(pairs: Iterable[tuple[SavedPart, SavedPart]], ignored: frozenset[str]) -> FirstDifference | None:
+    found: dict[int, dict[int, dict[str, bool]]] = {}
+    for one, other in pairs:
+        names = {name: kind for name, kind in _differing(one, other).items() if name not in ignored}
+        if names:
+            found.setdefault(one.step, {}).setdefault(one.rank, {}).update(names)
+    if not found:
+        return None
+    step = min(found)
+    names = {name: kind for each in found[step].values() for name, kind in each.items()}
+    return FirstDifference(step, tuple(sorted(found[step])), tuple(sorted(names)), sum(names.values()), len(found))
+
+
+def _extent(pairs: Sequence[tuple[SavedPart, SavedPart]]) -> Extent:
+    num_tensors = sum(one.num_tensors for _, one in pairs)
+    num_values = sum(len(one.names) for _, one in pairs) - num_tensors
+    return Extent(len({one.step for _, one in pairs}), 0, len(pairs), num_tensors, num_values)
+
+
+def _iterations(record: Record) -> set[int]:
+    return {one.iteration for one in record.saves} | {one.iteration for one in record.loads}

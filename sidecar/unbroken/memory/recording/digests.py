@@ -1,0 +1,99 @@
+"""A digest of each value of a shard. Equal values have equal digests, wherever they lie and whoever made them."""
+
+import ctypes
+import hashlib
+import io
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from unbroken.checkpoint_records import DIGEST_CHARACTERS, MAX_NAME, MAX_NAMES
+from unbroken.memory.shard import Shard
+
+_MAX_DEPTH = 100
+
+
+def digests_of(shard: Shard) -> tuple[tuple[str, ...], int, str]:
+    """Return the names of a shard's values, tensors first, how many these are, and their digests in a row."""
+    found: list[tuple[str, str]] = []
+    for entry, tensor in zip(shard.layout.entries, shard.sources, strict=True):
+        about = f"{entry.dtype} {tuple(entry.size)} {tuple(entry.offsets)} {tuple(entry.sizes)}"
+        digest = _new(about)
+        _add_bytes(digest, tensor)
+        found.append((entry.name, digest.hexdigest()))
+    num_tensors = len(found)
+    objects = torch.load(io.BytesIO(shard.objects), weights_only=True)
+    for name, value in sorted(objects.items()):
+        digest = _new("value")
+        for part in _parts(value, 0):
+            digest.update(part)
+        found.append((str(name), digest.hexdigest()))
+    if len(found) > MAX_NAMES:
+        digest = _new("more")
+        for name, each in found[MAX_NAMES:]:
+            digest.update(f"{name}\0{each}\0".encode(errors="backslashreplace"))
+        found = [*found[:MAX_NAMES], (f"({len(found) - MAX_NAMES} more)", digest.hexdigest())]
+        num_tensors = min(num_tensors, MAX_NAMES)
+    return tuple(_short(name) for name, _ in found), num_tensors, "".join(each for _, each in found)
+
+
+def _short(name: str) -> str:
+    name = name.encode(errors="backslashreplace").decode()
+    return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 20]}...{_new(name).hexdigest()}"
+
+
+def _new(text: str) -> "hashlib.blake2b":
+    return hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=DIGEST_CHARACTERS // 2)
+
+
+def _add_bytes(digest: "hashlib.blake2b", tensor: torch.Tensor) -> None:
+    """Add the bytes of a tensor. Neither bfloat16 nor a machine without numpy has another way to them."""
+    local = tensor.detach().to("cpu").contiguous()
+    if num_bytes := local.numel() * local.element_size():
+        digest.update((ctypes.c_char * num_bytes).from_address(local.data_ptr()))
+
+
+def _parts(value: Any, depth: int) -> Iterator[bytes]:
+    """Yield bytes that depend on what a value is, and not on which objects it shares or in which order it was made.
+
+    A pickle does depend on these: one that was read from a checkpoint has other bytes than the one that was saved.
+    """
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"want at most {_MAX_DEPTH} dictionaries and lists in each other")
+    if isinstance(value, torch.Tensor):
+        yield f"t{value.dtype}{tuple(value.shape)}".encode()
+        digest = _new("")
+        _add_bytes(digest, value)
+        yield digest.digest()
+    elif isinstance(value, Mapping):
+        yield b"m%d:" % len(value)
+        for key in sorted(value, key=lambda one: b"".join(_parts(one, depth + 1))):
+            yield from _parts(key, depth + 1)
+            yield from _parts(value[key], depth + 1)
+    elif isinstance(value, set | frozenset):
+        yield b"s%d:" % len(value)
+        yield from sorted(b"".join(_parts(one, depth + 1)) for one in value)
+    elif isinstance(value, list | tuple):
+        yield b"l%d:" % len(value)
+        for one in value:
+            yield from _parts(one, depth + 1)
+    else:
+        yield from _plain(value)
+
+
+def _plain(value: Any) -> Iterator[bytes]:
+    if isinstance(value, float):
+        yield b"f" + struct.pack("<d", value)
+    elif isinstance(value, bytes | bytearray):
+        yield b"b%d:" % len(value)
+        yield bytes(value)
+    elif isinstance(value, str):
+        text = value.encode(errors="backslashreplace")
+        yield b"u%d:" % len(text)
+        yield text
+    elif value is None or isinstance(value, int | complex | torch.dtype | torch.device | torch.layout):
+        yield f"{type(value).__name__}{value!r};".encode()
+    else:
+        yield f"{type(value).__qualname__}:{value!r};".encode(errors="backslashreplace")
