@@ -96,6 +96,35 @@ def test_what_trains_after_a_file_of_lightnings_own_is_what_trained_before(tmp_p
     assert fit(tmp_path, Freezing(), path=str(tmp_path / "step=8.ckpt")) == want
 
 
+class Thinning(Module):
+    """Drops more from some step on, and counts without saying so in a checkpoint."""
+
+    num_steps = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(self.first, nn.Dropout(0.1))  # type: ignore[assignment]  # another first layer
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Change both."""
+        self.num_steps += 1
+        if self.global_step == 4:
+            self.first[1].p = 0.6  # type: ignore[index]  # as above
+
+
+def test_rate_of_a_dropout_stays_and_a_count_that_is_lost_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Memory()
+    monkeypatch.setattr(memory, "Checkpointer", lambda **options: store)
+    with pytest.raises(RuntimeError, match="fails"):
+        fit(tmp_path, Thinning(), Fails(8))
+    got = fit(tmp_path, Thinning())
+    assert "changed in training and not restored: names=1: num_steps; keep in a checkpoint" in caplog.text
+    store.kept = None
+    assert got == fit(tmp_path, Thinning())
+
+
 class Leaving(Module):
     """Leaves the rest of the second epoch out."""
 
@@ -133,6 +162,14 @@ def test_batches_whose_number_is_not_their_place_are_refused(
     monkeypatch.setattr(memory, "Checkpointer", lambda **options: Memory())
     with pytest.raises(ValueError, match=problem):
         fit(tmp_path, module())
+
+
+def test_loaders_that_would_be_made_anew_in_other_epochs_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(memory, "Checkpointer", lambda **options: Memory())
+    with pytest.raises(ValueError, match=r"reload_dataloaders_every_n_epochs: want 0 or 1, got 2; .* in other epochs"):
+        fit(tmp_path, Module(), reload_dataloaders_every_n_epochs=2)
 
 
 def test_module_that_takes_a_batch_by_itself_goes_on_with_the_next_one(

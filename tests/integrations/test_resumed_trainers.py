@@ -153,6 +153,16 @@ class Freezing(TrainerCallback):  # type: ignore[misc]  # the package brings no 
             model.layers[0].requires_grad_(state.global_step == 7)
 
 
+class Thinning(TrainerCallback):  # type: ignore[misc]  # as above
+    """Drops more, and counts in the model."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Change both."""
+        model.num_steps = state.global_step
+        if state.global_step == 4:
+            model.layers[1].p = 0.6
+
+
 def building(callbacks: Callable[[], list[Any]] = list, **options: Any) -> Build:
     """Return what builds a Trainer with these options."""
     usual: dict[str, Any] = {
@@ -247,6 +257,8 @@ def patient() -> list[Any]:
         pytest.param(building(lambda: [Sooner()], **SAVED), "on_step_begin", 7, id="such an end, from a file"),
         pytest.param(building(lambda: [Freezing()]), "on_step_end", 5, id="frozen parameters"),
         pytest.param(building(lambda: [Freezing()], **SAVED), "on_step_begin", 5, id="frozen parameters, from a file"),
+        pytest.param(building(lambda: [Thinning()]), "on_step_end", 6, id="the rate of a dropout"),
+        pytest.param(building(lambda: [Thinning()], **SAVED), "on_step_begin", 6, id="such a rate, from a file"),
         pytest.param(building(patient, **STOPPING), "on_step_end", 6, id="patience"),
         pytest.param(
             building(patient, **STOPPING, **SAVED, load_best_model_at_end=True),
@@ -279,6 +291,12 @@ def test_trainer_goes_on_as_if_there_had_been_no_fault(tmp_path: Path, build: Bu
     want = trained(tmp_path / "calm", build)
     got = trained(tmp_path / "broken", build, hook, left)
     assert got == want
+
+
+def test_what_a_model_has_changed_and_has_not_again_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A count may be one of this process alone, so it is not put back."""
+    trained(tmp_path, building(lambda: [Thinning()]), "on_step_end", 6)
+    assert "changed in training and not restored: names=1: num_steps; keep in a checkpoint" in caplog.text
 
 
 class Stream(IterableDataset[Any]):

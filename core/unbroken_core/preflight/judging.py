@@ -2,8 +2,9 @@
 
     a host fails 60 % of its pairs or more                        suspect
     a host has passed with somebody, and is no suspect            proven
-    a suspect has failed 4 times with proven hosts,
-      at least two different ones, and passed with 1 of 5 at most bad: its trials say nothing of others
+    a suspect has failed 4 times with proven hosts, where two
+      failures with the same one count at most, and passed with
+      1 of 5 of its trials with them at most                    bad: its trials say nothing of others
     two proven hosts have failed 4 times with each other,
       and never passed                                            the link between them
 
@@ -25,6 +26,8 @@ from unbroken_core.vocabulary.reasons import Word
 FAILURES = 4
 """Of a host with proven ones, and of a pair of these, before it is named: where 1 % of all tests fail by chance, three
 in a row are seen once in a thousand preflights of 256 hosts."""
+_FAILURES_A_PARTNER = 2
+"""So many count at most before a host is named: else a broken link and one test that ended late named a sound one."""
 _SUSPECT_SHARE = 0.6
 
 
@@ -158,10 +161,15 @@ def _is_condemned(score: _Score, proven: Collection[int], num_tested: int) -> bo
     failed = {partner: count for partner, count in score.failed.items() if partner in proven}
     num_failed = sum(failed.values())
     num_passed = sum(count for partner, count in score.passed.items() if partner in proven)
-    if num_failed < FAILURES or len(failed) < 2 or 4 * num_passed > num_failed:
+    if not _is_often_enough(failed) or 4 * num_passed > num_failed:
         return False
     is_alone = num_passed == sum(score.passed.values())
     return is_alone or 2 * len(proven) > num_tested
+
+
+def _is_often_enough(failed: Mapping[int, int]) -> bool:
+    """Return whether so many failures, by proven partner, would name a host."""
+    return sum(min(count, _FAILURES_A_PARTNER) for count in failed.values()) >= FAILURES
 
 
 def settled_hosts(weighed: Weighed, trials: Iterable[Trial]) -> frozenset[int]:
@@ -172,9 +180,7 @@ def settled_hosts(weighed: Weighed, trials: Iterable[Trial]) -> frozenset[int]:
             for host, partner in (trial.pair, reversed(trial.pair)):
                 if host in weighed.suspects and partner in weighed.proven:
                     failed.setdefault(host, Counter())[partner] += 1
-    return frozenset(
-        host for host, partners in failed.items() if len(partners) > 1 and sum(partners.values()) >= FAILURES
-    )
+    return frozenset(host for host, partners in failed.items() if _is_often_enough(partners))
 
 
 def failed_pairs(weighed: Weighed, trials: Iterable[Trial], is_among: Collection[int]) -> dict[Pair, int]:

@@ -142,7 +142,8 @@ def decide_quarantine(
 ) -> QuarantineDecision:
     """Return what is to be done; nothing once it is done. Names in `passed_over` leave their places to others."""
     marked = {name: node for name, node in nodes.items() if marked_at(node)}
-    over = [name for name, node in marked.items() if seconds_between(marked_at(node), now) >= limits.duration_s]
+    # A mark from a clock that was far ahead would hold its node until then: it counts as over.
+    over = [name for name, node in marked.items() if abs(seconds_between(marked_at(node), now)) >= limits.duration_s]
     held = {name for name, node in nodes.items() if is_quarantined(node)}
     found = _evidence(jobs, now, limits)
     quarantine: list[Offender] = []

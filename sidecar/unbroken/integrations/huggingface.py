@@ -25,6 +25,7 @@ from transformers import Trainer, TrainerCallback
 
 from unbroken import inprocess, memory
 from unbroken.integrations import one_training, random_numbers, text_states, trainer_extras
+from unbroken.integrations.module_values import ModuleValues
 from unbroken.memory.agreement import all_true
 from unbroken.memory.place import read_every
 
@@ -150,6 +151,8 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
         self._begun_at = 0
         self._planned_steps = 0
         self._loss = trainer_extras.RunningLoss(trainer)
+        self._values: ModuleValues | None = None
+        """Those of the model as training begins; None before."""
         self._trainer_state: dict[str, Any] | None = None
         """What the Trainer goes on from; None at the start."""
         self._saved_extras: dict[str, Any] | None = None
@@ -206,12 +209,13 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
             )
         self._call.on_move(self._save_at_move)
         self._planned_steps = state.max_steps
+        self._values = ModuleValues(self._trainer.model)
         if self._trainer_state is not None:
             # It is no start, and callbacks have counted that evaluation.
             args.eval_on_start = False
             trainer_extras.put_back_callbacks(self._trainer, self._trainer_state)
         if self._saved_extras is not None:
-            trainer_extras.put_back(self._trainer, self._loss, self._saved_extras)
+            trainer_extras.put_back(self._trainer, self._loss, self._values, self._saved_extras)
         if self._restored is None:
             return
         self._trainer.lr_scheduler.load_state_dict(text_states.from_json(self._restored["scheduler"]))
@@ -316,7 +320,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
         }
 
     def _extras(self) -> dict[str, Any]:
-        return trainer_extras.read(self._trainer, self._loss, self._planned_steps)
+        return trainer_extras.read(self._trainer, self._loss, self._planned_steps, self._values)
 
     def _samples(self) -> int:
         """Return how many samples one step has, on all ranks."""

@@ -32,6 +32,7 @@ from unbroken.integrations import (
     text_states,
     whole_files,
 )
+from unbroken.integrations.module_values import ModuleValues
 from unbroken.integrations.samples import GlobalBatches
 from unbroken.integrations.waiting_gradients import WaitingGradients
 from unbroken.memory.place import read_every
@@ -124,6 +125,10 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         """What callbacks and schedules looked at before; None where nothing is restored, or it has none."""
         self._modes: dict[str, Any] | None = None
         """Which parts of the module trained; None as above."""
+        self._values: ModuleValues | None = None
+        """Those of the module as training begins; None before."""
+        self._changed: Any = None
+        """Which of them were others; None as above."""
         self._num_fetched = 0
         """Batches that a module which takes them by itself had taken when this one began."""
         self._accumulates = 1
@@ -168,6 +173,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         """Bring model, optimizers and progress back."""
         self._call.on_move(self._save_at_move)
         self._data = lightning_hooks.data_state(trainer)
+        self._values = ModuleValues(pl_module, vars(LightningModule()))
         state = self._state(trainer)
         done = self._checkpoints.load(state)
         self._begun_at = done or 0
@@ -200,6 +206,11 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
     def _refuse_epochs(self, trainer: Trainer) -> None:
         """An epoch that leaves the rest of a pass out has the number of a batch elsewhere in the data."""
         seen = trainer.num_training_batches
+        if (every := trainer.reload_dataloaders_every_n_epochs) > 1:
+            raise ValueError(
+                f"reload_dataloaders_every_n_epochs: want 0 or 1, got {every}; Lightning counts from the epoch that is "
+                "resumed, and would make the loaders anew in other epochs after a fault"
+            )
         if self._batches is not None and trainer.max_epochs != 1 and seen != len(self._batches):
             raise ValueError(
                 f"batches of an epoch: want as many as a pass of GlobalBatches has steps ({len(self._batches)}), got "
@@ -230,6 +241,9 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         if self._modes is not None:
             module_modes.put_back(pl_module, self._modes)
             self._modes = None
+        if self._changed is not None and self._values is not None:
+            self._values.put_back(pl_module, self._changed)
+            self._changed = None
         self._num_fetched = _num_fetched(trainer)
         if self._random is not None:
             # Lightning counts a batch that was begun and not ended once more, and validates by that number.
@@ -276,7 +290,8 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         batches = 0 if self._trainer is None else _progress_of(self._trainer).processed
         metrics = {} if self._trainer is None else _metrics_of(self._trainer)
         modes = None if self._trainer is None else module_modes.read(self._trainer.lightning_module)
-        return {"batches": batches, "samples": self._samples(), "metrics": metrics, "modes": modes}
+        changed = self._changed_values()
+        return {"batches": batches, "samples": self._samples(), "metrics": metrics, "modes": modes, "values": changed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Remember what Lightning has read from a file."""
@@ -284,6 +299,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         self._from_file.batches = int(state_dict["batches"])
         self._metrics = state_dict.get("metrics")
         self._modes = state_dict.get("modes")
+        self._changed = state_dict.get("values")
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Remember it: what it says of optimizers and progress is restored after `on_fit_start`."""
@@ -320,6 +336,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
             "accumulates": trainer.accumulate_grad_batches,
             "metrics": _metrics_of(trainer),
             "modes": module_modes.read(trainer.lightning_module),
+            "values": self._changed_values(),
             "should_stop": bool(trainer.should_stop),
         }
 
@@ -328,6 +345,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         self._accumulates = progress["accumulates"]
         self._metrics = progress["metrics"]
         self._modes = progress["modes"]
+        self._changed = progress.get("values")
         # Something has asked for the end, and Lightning goes on until `min_steps` or `min_epochs`.
         trainer.should_stop = progress["should_stop"]
         trainer.fit_loop.load_state_dict(progress["loops"])
@@ -348,6 +366,9 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
             checkpoint["lr_schedulers"] = progress["schedulers"]
             checkpoint["optimizer_states"] = [one.state_dict() for one in trainer.optimizers]
             checkpoint[type(trainer.precision_plugin).__qualname__] = progress["precision"]
+
+    def _changed_values(self) -> Any:
+        return {} if self._values is None else self._values.changed(self._trainer.lightning_module)
 
     def _samples(self) -> dict[str, Any]:
         return {} if self._batches is None else self._batches.describe()

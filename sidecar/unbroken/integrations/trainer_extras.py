@@ -3,6 +3,7 @@
 callbacks     what an ExportableState exports, such as the patience that EarlyStoppingCallback has left
 loss          the sum since the last log, else a log would leave out the steps before a fault
 frozen        the parameters that a callback has frozen meanwhile
+values        of modules, such as the adapter in use, or the rate of a dropout
 epoch         its number of steps, which must stay: a step would mean another place in the data
 groups        of parameters: a schedule, which is made later, sets rates in them, and momentum or betas
 max_steps     the end that a callback has set meanwhile
@@ -19,6 +20,8 @@ from typing import Any
 import torch
 from transformers import Trainer
 from transformers.trainer_callback import ExportableState, TrainerControl
+
+from unbroken.integrations.module_values import ModuleValues
 
 MAX_LOGS = 1_000
 """Entries of the Trainer's log history in a checkpoint in memory: the newest."""
@@ -91,8 +94,11 @@ class RunningLoss:
             self._sum = torch.tensor(0.0)
 
 
-def read(trainer: Trainer, loss: RunningLoss, planned_steps: int) -> dict[str, Any]:
-    """Return what `put_back` takes, for JSON. `planned_steps`: the last step as it was when the training began."""
+def read(trainer: Trainer, loss: RunningLoss, planned_steps: int, values: ModuleValues | None) -> dict[str, Any]:
+    """Return what `put_back` takes, for JSON.
+
+    `planned_steps`: the last step as it was when the training began. `values`: of the model then; None before.
+    """
     last = trainer.state.max_steps
     return {
         # Not the planned one, which TrainingArguments say anew.
@@ -100,6 +106,7 @@ def read(trainer: Trainer, loss: RunningLoss, planned_steps: int) -> dict[str, A
         "loss": loss.state(),
         "flos": float(trainer.current_flos),
         "frozen": [name for name, one in trainer.model.named_parameters() if not one.requires_grad],
+        "values": {} if values is None else values.changed(trainer.model),
         "epoch": steps_of_epoch(trainer),
     }
 
@@ -114,7 +121,7 @@ def steps_of_epoch(trainer: Trainer) -> int | None:
     return max(steps, 1)
 
 
-def put_back(trainer: Trainer, loss: RunningLoss, saved: dict[str, Any]) -> None:
+def put_back(trainer: Trainer, loss: RunningLoss, values: ModuleValues, saved: dict[str, Any]) -> None:
     """Put it back, once the Trainer has wrapped its model: what is frozen now may be trained later.
 
     Raises ValueError where the step's number would mean another place in the data.
@@ -133,6 +140,7 @@ def put_back(trainer: Trainer, loss: RunningLoss, saved: dict[str, Any]) -> None
     frozen = set(saved["frozen"])
     for name, one in trainer.model.named_parameters():
         one.requires_grad_(name not in frozen)
+    values.put_back(trainer.model, saved.get("values", {}))
 
 
 def groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -152,11 +152,18 @@ class Arena:
             with self._allocation:
                 self._promised.pop(path, None)
 
+    def is_over_limit(self, growth: int) -> bool:
+        """Return whether so many bytes more are too many for this pod, whatever else its file system holds."""
+        return self._is_over_limit(self.used_bytes() + growth)
+
+    def _is_over_limit(self, num_bytes: int) -> bool:
+        # A volume that holds more than its limit has its pod evicted: the files of digests count, too.
+        return num_bytes > self._config.limit_bytes - (_SPARE_BYTES if self._is_shared else 0)
+
     def _why_no_room(self, growth: int) -> str:
         """Return why so many bytes more cannot be had, "" if they can."""
         used = self.used_bytes()
-        # A volume that holds more than its limit has its pod evicted: the files of digests count, too.
-        if used + growth > self._config.limit_bytes - (_SPARE_BYTES if self._is_shared else 0):
+        if self._is_over_limit(used + growth):
             return f"its slots have {used} bytes, and {growth} more are wanted"
         free = _free_bytes(self._inside)
         if growth > max(free - _SPARE_BYTES, 0):

@@ -1,16 +1,27 @@
-"""Asks a pod that has a checkpoint for some blocks of it, or all; each is compared with its digest."""
+"""Asks a pod that has a checkpoint for some blocks of it, or all; each is compared with its digest.
+
+    this thread  receive, decrypt   0 1 2 3 ...        a few blocks of memory go round between both
+    a second one compare, write       0 1 2 3 ...
+
+A restore writes into fresh memory, which takes longer than to decrypt; and no rank trains meanwhile.
+"""
 
 import struct
+import threading
 from collections.abc import Mapping, Sequence
+from queue import SimpleQueue
 from typing import Protocol
 
 from unbroken.keeper.copies import NotKeptError
 from unbroken.keeper.copy_server import Target, checked_head, receive_content
-from unbroken.keeper.peer_link import Link
+from unbroken.keeper.peer_link import Link, parts_of
 from unbroken_core.pod.block_parts import Pieces, block_size, gaps_of, ranges_of
 from unbroken_core.pod.memory_slots import BLOCK_BYTES, Head, Moment
 from unbroken_core.pod.replica_messages import Fetch, Missing, Sending, ToReader
 from unbroken_core.vocabulary.checkpoints import MAX_RANGES
+
+_NUM_BUFFERS = 4
+"""Blocks that are received and not yet written, at most."""
 
 
 class MissingError(Exception):
@@ -43,8 +54,9 @@ class Fetching:
         """Put blocks into their places. Raises MissingError, LinkError, OSError."""
         for blocks in runs:
             self._compare(self._ask(Fetch(*self._wanted, blocks.start, len(blocks))))
-            problem = receive_content(self._link, target, blocks)
+            problem = _receive(self._link, target, blocks)
             if problem:
+                # The caller closes the connection: what else comes is of no use.
                 raise MissingError(problem)
 
     def fetch_pieces(self, target: PieceTarget, pieces: Mapping[int, Pieces]) -> bool:
@@ -85,6 +97,63 @@ class Fetching:
         if isinstance(answer, Missing):
             raise MissingError(answer.reason[:1000])
         return answer
+
+
+class _WritingBehind:
+    """A thread that compares and writes blocks while the next ones are received."""
+
+    def __init__(self, target: Target, num_buffers: int) -> None:
+        """Raises RuntimeError: no thread can be started."""
+        self._target = target
+        self._free: SimpleQueue[memoryview] = SimpleQueue()
+        self._full: SimpleQueue[tuple[int, memoryview] | None] = SimpleQueue()
+        self._error: BaseException | None = None
+        for _ in range(num_buffers):
+            self._free.put(memoryview(bytearray(BLOCK_BYTES)))
+        self._thread = threading.Thread(target=self._run, name="writes", daemon=True)
+        self._thread.start()
+
+    def receive(self, link: Link, blocks: range) -> str:
+        """Receive blocks; return what is wrong with one of them, "" when all are written. Raises LinkError, OSError."""
+        try:
+            for block in blocks:
+                buffer = self._free.get()
+                if self._error is not None:
+                    break
+                for part in parts_of(buffer[: block_size(block, self._target.content_bytes)]):
+                    link.receive_into(part)
+                self._full.put((block, buffer))
+        finally:
+            # Also if nothing comes any more: nobody else may write once this has returned.
+            self._full.put(None)
+            self._thread.join()
+        if isinstance(self._error, NotKeptError):
+            return str(self._error)
+        if self._error is not None:
+            raise self._error
+        return ""
+
+    def _run(self) -> None:
+        while (one := self._full.get()) is not None:
+            block, buffer = one
+            try:
+                if self._error is None:
+                    self._target.write(block, buffer[: block_size(block, self._target.content_bytes)])
+            except BaseException as error:
+                self._error = error
+            self._free.put(buffer)
+
+
+def _receive(link: Link, target: Target, blocks: range) -> str:
+    """Receive blocks; return what is wrong with them, "" when all is well. Raises LinkError, OSError."""
+    if len(blocks) == 1:
+        return receive_content(link, target, blocks)
+    try:
+        behind = _WritingBehind(target, min(len(blocks), _NUM_BUFFERS))
+    except RuntimeError:
+        # The limit on processes of the pod, which its trainer may have used up.
+        return receive_content(link, target, blocks)
+    return behind.receive(link, blocks)
 
 
 def _checked(answer: Sending) -> tuple[Head, tuple[int, ...]]:

@@ -9,6 +9,7 @@ pieces are here it is told the CRC-32 of the gaps, too.
 
 import contextlib
 import hashlib
+import math
 import os
 import ssl
 import threading
@@ -169,6 +170,8 @@ class Fetcher:
         self._parts: dict[str, PartialShard] = {}
         self._is_open = False
         self._num_gone = 0
+        self._cleared_s = -math.inf
+        """On the monotonic clock: when memory was given back last."""
         self._removals: set[threading.Event] = set()
         """Set once what was put aside is gone."""
 
@@ -209,6 +212,7 @@ class Fetcher:
             names, self._parts, self._locks = list(self._parts), {}, {}
             if not names:
                 return
+            self._cleared_s = time.monotonic()
             self._removals.add(is_removed)
         gone: list[Path] = []
         try:
@@ -246,8 +250,14 @@ class Fetcher:
                 return
         # Asked again even if nothing is removed any more: it may have ended since.
         self._await_removals()
-        with self._arena.making(path, growth) as problem:
-            yield problem
+        until_s = self._cleared_s + _REMOVAL_S
+        while True:
+            with self._arena.making(path, growth) as problem:
+                if not problem or time.monotonic() >= until_s or self._arena.is_over_limit(growth):
+                    yield problem
+                    return
+            # Pages of what is removed are free once all workers have unmapped it, for which they do not wait either.
+            time.sleep(_RETRY_S)
 
     def _put_aside(self, path: Path) -> Path:
         """Return a file's new name, under which nobody looks for it, and which counts as memory that is used."""

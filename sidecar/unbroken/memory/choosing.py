@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from unbroken_core.pod.memory_slots import Moment
-from unbroken_core.vocabulary.checkpoints import Restore
+from unbroken_core.vocabulary.checkpoints import LoadSource, Restore
 
 MAX_CANDIDATES = 32
 
@@ -37,6 +37,22 @@ def with_later(restore: Restore, found: Iterable[ReadableCheckpoint]) -> list[Re
         for one in restore.candidates
     ]
     return [*(by_key[key] for key in restore.later(by_key)), *told]
+
+
+def why_void(restore: Restore, found: Iterable[ReadableCheckpoint]) -> str:
+    """Return why the newest checkpoint that ranks have found, all of it, is of no use any more; "" if it is of use."""
+    newest = max(found, key=lambda one: one.moment.order, default=None)
+    ended = [load for load in restore.floors if newest is not None and load.voids(*newest.moment.order)]
+    if newest is None or not ended:
+        return ""
+    load = max(ended, key=lambda one: (one.iteration, one.term))
+    began = {
+        LoadSource.MEMORY: f"with step {load.step} of iteration {load.of_iteration}",
+        LoadSource.DISK: f"with step {load.step} of the disk",
+        LoadSource.NOTHING: "anew, when not all of it was there",
+    }[load.source]
+    at = f"step {newest.moment.step} of iteration {newest.moment.iteration}"
+    return f"{at} is whole, and void since iteration {load.iteration} began {began}"
 
 
 def candidates(offers: Iterable[ReadableShard]) -> list[ReadableCheckpoint]:

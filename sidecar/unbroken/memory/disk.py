@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from unbroken.memory.agreement import gather
-from unbroken.memory.new_state.lazy_state import LazyState
+from unbroken.memory.new_state.lazy_state import LazyState, refuse_lost
 from unbroken.memory.new_state.nested import LoadPlanner
 
 logger = logging.getLogger(__name__)
@@ -65,19 +65,24 @@ def common_steps(disk: Disk | None) -> list[int]:
 
 
 def load_from_disk(folder: Path, state: MutableMapping[str, Any], step: int) -> int:
-    """Load on all ranks together. Raises CheckpointException when a rank cannot: its state may be half loaded."""
+    """Load on all ranks together. Raises CheckpointException when a rank cannot: its state may be half loaded.
+
+    Raises ValueError for an optimizer that has no place for what was saved of it.
+    """
     # It replaces what has no state_dict of its own.
     values = dict(state)
     path = folder / _name(folder, step)
     # torch loads what is there already, and passes over the state that a new optimizer has not made yet.
     lazy = LazyState(state)
-    lazy.fit(_names(path))
+    names, planner = _names(path), LoadPlanner()
+    lazy.fit(names)
     try:
-        load(values, checkpoint_id=path, planner=LoadPlanner())
+        load(values, checkpoint_id=path, planner=planner)
     except CheckpointException:
         lazy.drop()
         logger.exception("checkpoint on the disk cannot be read: step=%d folder=%s", step, folder)
         raise
+    refuse_lost(state, [name for name in names if name not in planner.state_dict])
     state.update(values)
     logger.warning("restored from the disk: step=%d folder=%s", step, folder)
     return step

@@ -14,12 +14,11 @@ from functools import partial
 from typing import Any
 
 from torch.distributed.checkpoint.planner import LoadPlan
-from torch.optim import Optimizer
 
 from unbroken.memory.agreement import all_true, gather
 from unbroken.memory.arena import WorkerSlots
-from unbroken.memory.choosing import ReadableCheckpoint, ReadableShard, candidates, with_later
-from unbroken.memory.new_state.lazy_state import LazyState
+from unbroken.memory.choosing import ReadableCheckpoint, ReadableShard, candidates, why_void, with_later
+from unbroken.memory.new_state.lazy_state import LazyState, is_optimizer, refuse_lost
 from unbroken.memory.new_state.nested import LoadPlanner, real_path, with_places, without
 from unbroken.memory.place import WorkerInfo
 from unbroken.memory.reading import Contents, missing
@@ -77,8 +76,10 @@ class Restoration:
         self._is_any = bool(offers)
         self.candidates = candidates(offers)
         self._why_none = ""
+        self._void = ""
         if _is_told(place.restore) and place.restore is not None:
             self._why_none = place.restore.reason
+            self._void = why_void(place.restore, self.candidates)
             self.candidates = with_later(place.restore, self.candidates)
         # Else an agent does not know of plans for it.
 
@@ -95,7 +96,7 @@ class Restoration:
         ]
         lazy = LazyState(state)
         # Once, on all ranks: dictionaries may wait for other ranks, which may need another number of attempts.
-        others = {name: one for name, one in state.items() if not isinstance(one, Optimizer)}
+        others = {name: one for name, one in state.items() if not is_optimizer(one)}
         asked = state_dicts(others) if whole else {}
         for candidate in whole:
             chosen = self._try(candidate, {**state, **asked}, lazy)
@@ -219,7 +220,9 @@ class Restoration:
             if reason.startswith(_OTHER_SIZE):
                 reason += _WHAT_GROWS
             logger.warning("checkpoint in memory not used: step=%d: %s", one.moment.step, reason)
-        if self._is_any and not whole and not self._why_none:
+        if self._is_any and not whole and self._void:
+            logger.warning("checkpoint in memory not used: %s", self._void)
+        elif self._is_any and not whole and not self._why_none:
             logger.warning("no checkpoint in memory is whole: shards of other hosts have gone with them")
 
 
@@ -250,7 +253,8 @@ def _is_told(restore: Restore | None) -> bool:
 
 
 def apply(chosen: Chosen, state: Mapping[str, Any]) -> None:
-    """Copy a checkpoint into the state. Raises ValueError for an optimizer that has other parameter groups."""
+    """Copy a checkpoint into the state. Raises ValueError for an optimizer that is another one."""
+    refuse_lost(state, chosen.unclaimed)
     chosen.contents.read(chosen.plan, chosen.planner)
     for name, one in state.items():
         if is_stateful(one):

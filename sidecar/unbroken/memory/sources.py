@@ -1,10 +1,12 @@
 """Slots of other times and other workers, opened for reading; each byte is compared with its digest first."""
 
+import contextlib
 import ctypes
 import fcntl
 import io
 import mmap
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -31,6 +33,9 @@ from unbroken_core.vocabulary.errors import WireError
 
 _MAX_THREADS = 4
 """So many read as fast as memory is."""
+
+_LARGE_BYTES = 16 << 20
+"""To unmap less takes about as long as to start a thread."""
 
 
 class UnreadableError(Exception):
@@ -121,12 +126,29 @@ class Source:
 
         Not closed: torch does not keep it from being unmapped, and whoever reads on would end the process.
         """
+        gone = [self.content, self.mapped]
         del self.content
         self.mapped = None
+        _let_go(gone)
         self.release()
 
     def _bytes(self, start: int, length: int) -> Any:
         return (ctypes.c_char * length).from_address(self.content.data_ptr() + start)
+
+
+def _let_go(gone: list[Any]) -> None:
+    """Drop a tensor and what it lies in, the last references: large mappings in a thread, for which no rank waits.
+
+    To unmap takes a twentieth of a restore from another pod.
+    """
+    mapped = gone[-1]
+    if mapped is not None and len(mapped) >= _LARGE_BYTES:
+        del mapped
+        # RuntimeError: the limit on processes of the pod.
+        with contextlib.suppress(RuntimeError):
+            threading.Thread(target=gone.clear, name="unbroken-unmap", daemon=True).start()
+            return
+    gone.clear()
 
 
 def blocks_of(ranges: Iterable[tuple[int, int]]) -> set[int]:

@@ -46,7 +46,8 @@ class Files:
     def names(self, path: str, most: int = 64) -> list[str]:
         """Return what is in a folder, in order; empty where there is none."""
         try:
-            return sorted(entry.name for entry in islice(os.scandir(self._path(path)), most))
+            with os.scandir(self._path(path)) as entries:
+                return sorted(entry.name for entry in islice(entries, most))
         except (OSError, ValueError):
             return []
 

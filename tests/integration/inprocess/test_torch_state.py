@@ -3,11 +3,14 @@
 import gc
 import logging
 import pickle
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -197,12 +200,24 @@ def test_inference_mode_that_stays_on_gets_a_new_process() -> None:
         state.take(RankLayout(0, 1))
 
 
-def test_process_that_writes_checkpoints_is_handed_over_to_be_ended() -> None:
+def test_process_that_writes_checkpoints_is_killed_and_handed_over() -> None:
     module: Any = torch.distributed.checkpoint._async_process_executor
-    writer = object()
+    killed: list[bool] = []
+    writer = SimpleNamespace(_save_process=SimpleNamespace(is_alive=lambda: True, kill=lambda: killed.append(True)))
     module._CHECKPOINT_PROCESS = writer
     assert caches.empty_all() == ([writer], [])
     assert module._CHECKPOINT_PROCESS is None
+    assert killed
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("kind", "state"), [("process", "writing"), ("process", "starting"), ("thread", "writing")])
+def test_save_that_hangs_when_its_iteration_ends_is_in_nobodys_way(tmp_path: Path, kind: str, state: str) -> None:
+    """Its thread kept the process from ending, for ever; a process that had just begun was that of the next save."""
+    command = [sys.executable, "-m", "tests.integration.inprocess.workloads.hung_save", str(tmp_path), kind, state]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert (tmp_path / "saved").exists(), done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.parametrize(

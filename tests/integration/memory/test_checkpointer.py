@@ -19,6 +19,8 @@ from unbroken.keeper.reading import ReadLock
 from unbroken.memory import Checkpointer, Saved, Skipped
 from unbroken.memory.slots import Slot
 from unbroken_core.pod.memory_slots import BLOCK_BYTES, CONTENT_OFFSET, HEAD_BYTES, SlotState, digests_name
+from unbroken_core.protocol import wire
+from unbroken_core.vocabulary.checkpoints import Load, LoadSource, Restore
 
 from .conftest import LivePod
 
@@ -353,6 +355,29 @@ def test_a_state_is_asked_for_its_dictionary_once_however_many_checkpoints_are_t
     assert Checkpointer().load({"a": fresh}) == 0
     assert torch.equal(fresh.value, torch.zeros(100))
     assert fresh.num_asked == 1
+
+
+@pytest.mark.parametrize(
+    ("load", "began"),
+    [
+        (Load(1, 1, LoadSource.NOTHING), "anew, when not all of it was there"),
+        (Load(1, 1, LoadSource.DISK, step=3), "with step 3 of the disk"),
+        (Load(1, 1, LoadSource.MEMORY, 1, 0, 3), "with step 3 of iteration 0"),
+    ],
+)
+def test_a_checkpoint_that_is_whole_again_and_void_is_named(
+    pod: LivePod, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, load: Load, began: str
+) -> None:
+    """A pod was away while the others went back to less than what it holds, and is there again."""
+    pod.start()
+    state = {"weights": torch.ones(3)}
+    assert isinstance(Checkpointer().save(state, 5), Saved)
+    pod.be(iteration=2)
+    pod.be_new_process()
+    monkeypatch.setenv("UNBROKEN_RESTORE", wire.encode(Restore((), floors=(load,))))
+    assert Checkpointer().load({"weights": torch.zeros(3)}) is None
+    told = f"checkpoint in memory not used: step 5 of iteration 0 is whole, and void since iteration 1 began {began}"
+    assert [one.getMessage() for one in caplog.records] == [told]
 
 
 def test_an_older_timeline_is_void_after_a_restore(pod: LivePod) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from unbroken.inprocess.torch_state import async_saves
+
 logger = logging.getLogger(__name__)
 
 DTENSOR = "torch.distributed.tensor"
@@ -91,12 +93,6 @@ def _forget(holder: Any, name: str) -> None:
     setattr(holder, name, None)
 
 
-def _hand_over(holder: Any, name: str) -> object:
-    kept: object = getattr(holder, name)
-    setattr(holder, name, None)
-    return kept
-
-
 def _renew(holder: Any, name: str) -> None:
     """Put an empty one in the place of a cache of which every thread has its own."""
     setattr(holder, name, type(getattr(holder, name))(holder.propagate_op_sharding_non_cached))
@@ -124,8 +120,8 @@ MEMORIES: tuple[TorchCache, ...] = (
     TorchCache(_PLANNER, "SavePlanner._cached_all_plans", _clear),
     TorchCache(_PLANNER, "SavePlanner._cached_global_plan", _clear),
     TorchCache(_PLANNER, "SavePlanner._cached_metadata", _clear),
-    # A process that writes checkpoints, in a group of such processes of the previous ranks; it takes seconds to end.
-    TorchCache("torch.distributed.checkpoint._async_process_executor", "_CHECKPOINT_PROCESS", _hand_over),
+    # A process that writes checkpoints, in a group of such processes of the previous ranks, and threads that write.
+    TorchCache("torch.distributed.checkpoint._async_process_executor", "_CHECKPOINT_PROCESS", async_saves.end_all),
     # Keyed by names of groups, which begin again at "0".
     TorchCache(_SYMMETRIC_MEMORY, "_group_name_to_store", _want_empty, is_optional=True),
     TorchCache(_SYMMETRIC_MEMORY, "_group_name_to_workspace_tensor", _clear, is_optional=True),

@@ -81,9 +81,11 @@ class Epoch:
         """Void what other iterations have not made whole, and begin. Each rank may do it. Raises OSError."""
         root = self.folder / WORK
         root.mkdir(parents=True, exist_ok=True)
-        for entry in os.scandir(root):
-            if entry.name != self.name and not entry.name.startswith(_VOID):
-                self.void(Path(entry.path))
+        with os.scandir(root) as entries:
+            others = [Path(entry.path) for entry in entries if not entry.name.startswith(_VOID)]
+        for other in others:
+            if other.name != self.name:
+                self.void(other)
         for part in ("has", "plan", _FAILED):
             (self.work / part).mkdir(parents=True, exist_ok=True)
 
@@ -239,7 +241,8 @@ def sync(path: Path) -> None:
 
 def _numbers(folder: Path) -> list[int]:
     try:
-        names = [entry.name.removeprefix(_STEP) for entry in os.scandir(folder) if entry.name.startswith(_STEP)]
+        with os.scandir(folder) as entries:
+            names = [entry.name.removeprefix(_STEP) for entry in entries if entry.name.startswith(_STEP)]
     except FileNotFoundError:
         return []
     return [int(name) for name in names if name.isascii() and name.isdecimal() and str(int(name[:18])) == name]

@@ -91,11 +91,12 @@ class Publisher:
 
     def _plan(self) -> None:
         folder = self._epoch.work / "has"
-        found = {
-            entry.name: (entry.name, entry.stat().st_mtime_ns, entry.stat().st_size)
-            for entry in os.scandir(folder)
-            if not entry.name.startswith(".")
-        }
+        with os.scandir(folder) as entries:
+            found = {
+                entry.name: (entry.name, entry.stat().st_mtime_ns, entry.stat().st_size)
+                for entry in entries
+                if not entry.name.startswith(".")
+            }
         names = [f"{rank}.json" for rank in range(self._world_size)]
         if any(name not in found for name in names):
             return

@@ -1,7 +1,8 @@
 """A keeper that is killed at a point: `breaking_keeper.py POINT --tell`.
 
 Of an owner: `offered`, `half-sent`, `sent`, `kept`. Of a holder: `wanted`, `half-written`, `verified`, `half-sealed`,
-`sealed`, `half-handed-out`. Of a reader: `half-fetched`. `stopped` is `half-written`, but it may be let go on.
+`sealed`, `half-handed-out`. Of a reader: `unwritten`, `half-fetched`. `stopped` is `half-written`, but it may be
+let go on.
 """
 
 import itertools
@@ -76,6 +77,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "verified": partial(replace, Receiving, "seal", die),
     "half-sealed": half_seal,
     "sealed": partial(after, Receiving, "seal"),
+    "unwritten": partial(replace, PartialShard, "write", die),
     "half-fetched": partial(after, PartialShard, "write", number=_SOME),
 }
 

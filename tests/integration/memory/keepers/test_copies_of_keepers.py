@@ -191,12 +191,15 @@ def test_a_holder_that_is_killed_while_it_hands_out_is_followed_by_the_next_one(
     holder.wait_dead()
 
 
-def test_a_reader_that_is_killed_while_it_fetches_fetches_again(pods: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("point", ["unwritten", "half-fetched"])
+def test_a_reader_that_is_killed_while_it_fetches_fetches_again(
+    pods: Make, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
     owner, holder = pair(pods)
     save(monkeypatch, owner, 3)
     holder.wait_kept(owner, 3)
     (spare,) = pods("spare")
-    spare.start("half-fetched")
+    spare.start(point)
 
     def restart() -> None:
         spare.wait_dead()

@@ -248,3 +248,9 @@ def test_a_path_answers_through_a_child(tmp_path: Path) -> None:
     assert [each.state for each in sample.values()] == ["answered", "absent"]
     with pytest.raises(NotCheckedError, match="no path is named"):
         storage.StorageReader([]).sample()
+
+
+def test_of_a_folder_with_many_names_a_few_are_read_and_it_is_closed(tmp_path: Path) -> None:
+    for number in range(100):
+        (tmp_path / str(number)).touch()
+    assert len(Files(tmp_path).names("", 10)) == 10  # What stays open is a ResourceWarning, and an error here.

@@ -76,6 +76,24 @@ def test_three_bad_hosts_of_sixteen_are_named_and_their_neighbours_are_not() -> 
     assert sorted(named(diagnosis)) == [1, 2, 4]
 
 
+@pytest.mark.parametrize(
+    ("failed", "is_bad"),
+    [
+        ({1: 3, 2: 1}, False),  # a broken link, and a test that ended late
+        ({1: 30, 2: 1}, False),
+        ({1: 2, 2: 2}, True),
+        ({1: 2, 2: 1, 3: 1}, True),
+    ],
+)
+def test_failures_with_one_partner_are_not_enough_however_many(failed: dict[int, int], is_bad: bool) -> None:
+    passed = [Trial(Pair(left, right), True) for left, right in ((1, 2), (1, 3), (2, 3))]
+    trials = [Trial(Pair(0, partner), False) for partner, count in failed.items() for _ in range(count)]
+    assert named(judge([ABLE] * 4, [*passed, *trials])).get(0) == (
+        (Named.BAD, Why.PROVEN_PARTNERS) if is_bad else (Named.UNKNOWN, Why.UNSETTLED)
+    )
+    assert not any(0 in pair for pair in links(judge([ABLE] * 4, [*passed, *trials])))
+
+
 def test_a_host_that_is_bad_is_in_no_further_pair() -> None:
     _, rounds = fly([ABLE] * 256, without(100))
     assert sum(100 in pair for each in rounds for pair in each.pairs) == FAILURES

@@ -143,6 +143,15 @@ def test_a_node_is_released_when_its_time_is_over_also_without_the_job_that_blam
     assert layout.QUARANTINE not in cluster.items["a"]["metadata"]["annotations"]
 
 
+def test_a_node_marked_by_a_clock_that_is_far_ahead_is_released_and_by_one_a_little_ahead_is_not() -> None:
+    cluster = Cluster("a", "b")
+    cluster.jobs = blame_of_all(a=3.0)
+    assert cluster.look() == ["a"]
+    cluster.jobs = []
+    assert cluster.look("2026-01-01T11:00:01Z") == ["a"]
+    assert cluster.look("2026-01-01T11:00:00Z") == []
+
+
 def test_who_takes_the_taint_away_is_right_until_its_time_is_over() -> None:
     cluster = Cluster("a", "b")
     cluster.jobs = blame_of_all(a=30.0)
