@@ -208,6 +208,9 @@ def choose_running(kind: FaultKind, pods: Sequence[PodStatus], wanted: Selection
     if not fitting:
         names = ", ".join(sorted(pod.pod for pod in pods)[:20]) or "none"
         what = "a pod with ranks" if not wanted.words else wanted.words
+        if wanted.domain is not None:
+            found = sorted({domain for pod in pods for domain in pod.domains})
+            names += f" in domains {', '.join(found[:20]) or 'that nobody knows'}"
         raise InputError(f"--fault {kind.name}: needs {what} that is connected; the job has {names}")
     return fitting
 

@@ -56,8 +56,10 @@ class SavedPart:
     world_size: int
     step: int
     names: tuple[str, ...]
-    """Tensors first."""
+    """Tensors of floating-point numbers first, then other tensors, then other values."""
+    num_floats: int
     num_tensors: int
+    """All of them, these first ones included."""
     digests: str
     """Of each name, one after the other."""
     skipped: str = ""
@@ -134,7 +136,7 @@ def _check(one: Line) -> None:
     numbers: list[Any] = [one.iteration, one.rank]
     texts: list[Any] = []
     if isinstance(one, SavedPart):
-        numbers += [one.world_size, one.step, one.num_tensors]
+        numbers += [one.world_size, one.step, one.num_floats, one.num_tensors]
         texts += [one.digests, one.skipped, *one.names]
     elif isinstance(one, LoadedStep):
         numbers += [one.step + 1] if type(one.step) is int else [None]
@@ -148,7 +150,7 @@ def _check(one: Line) -> None:
         raise ValueError("a text is none")
     if isinstance(one, SavedPart) and not (
         one.rank < one.world_size
-        and one.num_tensors <= len(one.names)
+        and one.num_floats <= one.num_tensors <= len(one.names)
         and len(one.digests) == DIGEST_CHARACTERS * len(one.names)
     ):
         raise ValueError("its numbers do not fit together")

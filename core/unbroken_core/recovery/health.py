@@ -75,6 +75,8 @@ def finding_text(finding: Finding) -> str:
         return f"log rule {finding.entity}: {finding.message}"
     where = f" on {finding.entity}" if finding.entity else ""
     what = finding.code or finding.check
+    if finding.code.startswith("probe-"):
+        what = f"{finding.code} of check {finding.check}"  # Such a code is the same for all of them.
     return f"{what}{where} is {finding.verdict}" + (f": {finding.message}" if finding.message else "")
 
 

@@ -17,6 +17,11 @@ PAIRS = "preflight-pairs"
 """What the coordinator makes of tests of pods with each other: of a pod, or of the link to the pod that is the entity.
 No pod makes it."""
 
+NOT_TOLD = "not-told"
+"""The code of what a check cannot say."""
+WATCH = "watch"
+"""Of the watch itself: whether it runs."""
+
 
 class Verdict(Word):
     """What a finding means; listed from the best to the worst. What was not looked at is neither."""
@@ -58,6 +63,12 @@ class Finding:
     """One line for people."""
     seen: int = 1
     """In how many of the last three samples it was seen; of events, how many there were lately; at most 3."""
+
+
+STARTING = Finding(
+    WATCH, "", Verdict.UNKNOWN, "starting", message="the watch on devices and links has said nothing yet"
+)
+"""What a watch sends alone, before it runs code of others: where it stays that, nothing is known."""
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class Compared:
     """Why it is no more than that; "" where all is equal, or a difference says all."""
     difference: FirstDifference | None = None
     noise: tuple[str, ...] = ()
-    """Values, none of them tensors, that were left out since two calm runs differ in them."""
+    """Values, none of them tensors of floating-point numbers, that calm runs differ in: left out."""
     struck: Struck | None = None
     restored: LoadedStep | None = None
     """With what the first iteration after the fault began."""
@@ -114,11 +114,11 @@ def compare_calm(first: Record, second: Record) -> Compared:
     extent = _extent(pairs)
     if difference is None:
         return Compared(Sameness.EQUAL, extent=extent)
-    tensors = {name for one, _ in pairs for name in one.names[: one.num_tensors]}
-    is_usable = noise.isdisjoint(tensors)
+    # Generators that nobody has seeded are tensors, too; what they draw is not, if nothing that is trained differs.
+    is_usable = noise.isdisjoint(name for pair in pairs for one in pair for name in one.names[: one.num_floats])
     return Compared(
         Sameness.EQUAL if is_usable else Sameness.NOT_COMPARABLE,
-        "two calm runs differ: the script is not deterministic by itself",
+        f"{'but for what is left out' if is_usable else 'the script is not deterministic'}: two calm runs differ",
         difference,
         tuple(sorted(noise)),
         extent=extent,

@@ -27,7 +27,7 @@ class WatchProcess:
         self.due_s: float | None = None
         """When `settle` has something to do; None: nothing until a worker or the watch starts or ends."""
         self.complaint = ""
-        """Why it could not be started, until somebody has said so."""
+        """Why there is none, until somebody has said so."""
 
     def settle(self, now_s: float, *, has_workers: bool) -> None:
         """Start it when it is time."""
@@ -45,6 +45,9 @@ class WatchProcess:
             return
         now_s = time.monotonic()
         self._pid = None
+        if now_s - self._started_s <= _CALM_S and self._pause_s < _LONGEST_PAUSE_S:
+            # Once a minute for good would be too often: by then it was said seven times.
+            self.complaint = f"the watch on devices and links has ended; the next one starts in {self._pause_s:g} s"
         self._retry(now_s)
 
     def close(self) -> None:

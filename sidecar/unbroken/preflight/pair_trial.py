@@ -25,7 +25,7 @@ def try_pair(place: MeetingPlace, task: dict[str, Any], limit_s: float) -> dict[
     slowest_s = 0.0
     for answer in answers_of(parts, limit_s):
         if isinstance(answer.error, TimeoutError):
-            return _failed(f"no end within {limit_s:g} s")
+            return _failed(f"no end within {limit_s:g} s; a busy host takes longer, see --pair-timeout")
         if answer.error is not None:
             return _failed(f"the process of the test {answer.error}")
         if not answer.value["passed"]:

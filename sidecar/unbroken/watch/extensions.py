@@ -22,7 +22,7 @@ def load_extensions() -> tuple[list[Check], list[Finding]]:
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)[:MAX_EXTENSIONS]:
         try:
             checks.append(_load(point))
-        except Exception as error:  # Whatever its code does, the other checks go on.
+        except (Exception, SystemExit) as error:  # Whatever its code does, the other checks go on.
             refused.append(not_checked("extensions", f"{point.name[:60]}: {error!r}", "not-loaded"))
     return checks, refused
 

@@ -11,7 +11,8 @@ from unbroken.watch.lane import Tell
 from unbroken.watch.nvml import Events, Gpu, Nvml
 
 _WAIT_MS = 60_000
-_MOST_EVENTS = 64
+_MOST_EVENTS = 2048
+"""In one go: a flood of the application's must not hold up what says that a GPU is gone."""
 _PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _HEARD_AGAIN_S = 60.0

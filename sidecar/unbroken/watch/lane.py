@@ -23,6 +23,8 @@ _EARLY_S = 0.05
 """What is due so soon runs with what is due: a thread that wakes costs more than most checks."""
 _RETRY_S = 60.0
 """What cannot be looked at is not tried more often."""
+_MOST_ERROR = 300
+"""Characters of what a check of others raises."""
 
 Tell = Callable[[str, tuple[Finding, ...]], None]
 """Takes what a check says, by its name. Called in the lane's thread."""
@@ -72,9 +74,10 @@ class Lane:
             findings = judgement.findings
         except NotCheckedError as error:
             findings, pause_s = (not_checked(check.name, str(error)),), max(check.period_s, _RETRY_S)
-        except Exception as error:  # One check that fails, whatever the reason, must not end the others.
-            logger.warning("check failed: check=%s error=%r", check.name, error)
-            findings, pause_s = (not_checked(check.name, repr(error), "failed"),), max(check.period_s, _RETRY_S)
+        except (Exception, SystemExit) as error:  # One check that fails, whatever the reason, must not end the others.
+            text = repr(error)[:_MOST_ERROR]
+            logger.warning("check failed: check=%s error=%s", check.name, text)
+            findings, pause_s = (not_checked(check.name, text, "failed"),), max(check.period_s, _RETRY_S)
         self._tell(check.name, findings)
         self._running = None
         cost_s = time.thread_time() - before_s

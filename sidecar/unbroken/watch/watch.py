@@ -25,7 +25,7 @@ from unbroken.watch.files import Files
 from unbroken.watch.gpus import EventListener, GpuReader, adapters_bus_ids
 from unbroken.watch.lane import Lane
 from unbroken.watch.link import WatchLink
-from unbroken_core.vocabulary.findings import Finding, Health, Verdict, bounded, is_news
+from unbroken_core.vocabulary.findings import STARTING, Finding, Health, Verdict, bounded, is_news
 
 PATIENCE_S = 30.0
 """A check that has not come back after this long counts as one that could not look."""
@@ -81,13 +81,16 @@ class Watch:
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
         self._board = Board(self._wake)
+        self._link = WatchLink(config.directory / "agent.sock")
+        # Before the code of others runs: it may hang, or end the process.
+        if self._link.connect(time.monotonic()):
+            self._link.send(Health((STARTING,)), time.monotonic())
         checks, refused = load_extensions()
         others = [Lane([check], self._board.put) for check in (*make_checks(config.probes), *checks)]
         self._lanes = (*make_lanes(config, self._board), *others, *_lane_of_faults(config, self._board))
         if refused:
             self._board.put("extensions", tuple(refused))
         self._listener = EventListener(config.visible_devices, self._board.put, EVENTS)
-        self._link = WatchLink(config.directory / "agent.sock")
         self._sent: Health | None = None
         self._sent_s = 0.0
 

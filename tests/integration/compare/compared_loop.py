@@ -12,7 +12,7 @@ from torch import nn
 
 from unbroken import inprocess, memory
 
-NUM_STEPS = {"seldom": 48, "many names": 4}
+NUM_STEPS = {"seldom": 48}
 
 
 class Flaws:
@@ -47,8 +47,7 @@ class Flaws:
         """Before a save."""
         if self.kind == "clock":
             state["saved at"] = time.time()
-        if self.kind == "many names":
-            state["scores"] = {f"{'score' * 60}{number}": number + step for number in range(20_500)}
+            state["generator"] = torch.tensor(list(os.urandom(8)))  # as one that nobody has seeded
         if self.kind == "own file":
             self._own.write_text(str(step))
 

@@ -81,7 +81,7 @@ def test_a_file_ends_at_its_bound_and_says_so(tmp_path: Path, monkeypatch: pytes
     assert "more than 256 MiB of one process" in found.problem
 
 
-PART = SavedPart(0, 0, 1, 5, ("a", "b"), 1, "0" * 32)
+PART = SavedPart(0, 0, 1, 5, ("a", "b"), 1, 1, "0" * 32)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,7 @@ PART = SavedPart(0, 0, 1, 5, ("a", "b"), 1, "0" * 32)
         pytest.param(json.dumps({"saved": {**asdict(PART), "step": True}}), id="no number"),
         pytest.param(json.dumps({"saved": {**asdict(PART), "rank": 1}}), id="a rank beyond the world"),
         pytest.param(json.dumps({"saved": {**asdict(PART), "num_tensors": 3}}), id="more tensors than names"),
+        pytest.param(json.dumps({"saved": {**asdict(PART), "num_floats": 2}}), id="more floats than tensors"),
         pytest.param(json.dumps({"saved": {**asdict(PART), "digests": "00"}}), id="too few digests"),
         pytest.param(json.dumps({"saved": {**asdict(PART), "names": [1, 2]}}), id="names that are none"),
         pytest.param(json.dumps({"saved": {**asdict(PART), "names": 5}}), id="no names"),

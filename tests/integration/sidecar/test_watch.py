@@ -164,12 +164,29 @@ def test_a_flood_of_events_is_few_messages_and_delays_no_other_finding(running: 
     running.agent.wait(lambda found: found.get(("gpu-events", "")) is Verdict.OK and ("ports", "") in found)
     num_before = running.agent.num_messages
     running.gpus.emit(0, 31, times=4000)
-    running.agent.wait(lambda found: ("gpu-events", "xid-31") in found)
+    running.gpus.emit(1, 79)
+    running.agent.wait(lambda found: ("gpu-events", "xid-79") in found)
     running.system.set_port("mlx5_0/1", "1: DOWN")
     found = running.agent.wait(lambda found: ("ports", "link-down") in found)
     assert found["gpu-events", "xid-31"] is Verdict.OK
     # The flood itself is two: seen once, or thrice at once.
     assert running.agent.num_messages - num_before < 20
+
+
+@pytest.mark.parametrize("what", ["raise SystemExit(4)", "os._exit(4)"])
+def test_a_watch_says_that_it_begins_before_it_runs_code_of_others(running: Running, what: str) -> None:
+    package = running.system.root / "others"
+    (package / "others-1.0.dist-info").mkdir(parents=True)
+    (package / "others-1.0.dist-info" / "METADATA").write_text("Name: others\nVersion: 1.0\n")
+    (package / "others-1.0.dist-info" / "entry_points.txt").write_text("[unbroken.health]\nfans = others:check\n")
+    (package / "others.py").write_text(f"import os\ndef check():\n    {what}\n")
+    running.environment["PYTHONPATH"] = os.pathsep.join((str(package), os.environ.get("PYTHONPATH", "")))
+    running.start()
+    found = running.agent.wait(lambda found: ("watch", "starting") in found or ("extensions", "not-loaded") in found)
+    if "SystemExit" in what:
+        running.agent.wait(lambda found: ("extensions", "not-loaded") in found and ("gpu", "") in found)
+    else:
+        assert found == {("watch", "starting"): Verdict.UNKNOWN}
 
 
 def test_a_driver_that_hangs_tells_nothing_and_holds_up_nothing_else(

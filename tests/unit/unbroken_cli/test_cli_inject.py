@@ -143,6 +143,8 @@ def test_pods_of_a_run_are_chosen_as_those_of_a_cluster() -> None:
     assert chosen("kill", domain="r1") == ["d-0", "d-1", "d-3"]
     with pytest.raises(InputError, match=r"--fault kill: needs node 'z' that is connected; the job has d-0, d-1"):
         chosen("kill", node="z")
+    with pytest.raises(InputError, match=r"the job has d-0, d-1, .* in domains r1$"):
+        chosen("kill", domain="r9")
 
 
 def test_an_order_goes_to_the_module_of_the_pods_own_release() -> None:

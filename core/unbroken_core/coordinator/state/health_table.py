@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from unbroken_core.recovery.health import Blame, Strike, preflight_strike_of, strike_of
-from unbroken_core.vocabulary.findings import PAIRS, PREFLIGHT, STRAGGLERS, Finding, Health, Verdict
+from unbroken_core.vocabulary.findings import NOT_TOLD, PAIRS, PREFLIGHT, STRAGGLERS, Finding, Health, Verdict
 
 
 class Takers(NamedTuple):
@@ -195,7 +195,8 @@ class HealthTable:
 
 
 def _unchecked(health: Health | None) -> set[str]:
-    """Return the checks of which nothing is known at all."""
+    """Return the checks of which nothing is known at all, and those that say themselves that they know a part."""
     findings = () if health is None else health.findings
     told = {each.check for each in findings if each.verdict is not Verdict.UNKNOWN}
-    return {each.check for each in findings} - told
+    silent = {each.check for each in findings if each.verdict is Verdict.UNKNOWN and each.code == NOT_TOLD}
+    return ({each.check for each in findings} - told) | {f"{check} (in part)" for check in silent & told}

@@ -214,7 +214,7 @@ class PodMember:
             case KeeperStarted() | KeeperAsked():
                 self._keeping.note_keeper(event)
             case WatchReported() | WatchLost() | PreflightReported():
-                self._watching.note(event)
+                self._watching.note(event, now_s)
                 self._note_health()
             case Terminated():
                 self._is_terminated = True
@@ -229,7 +229,8 @@ class PodMember:
             self._note_health()
             return
         note_hangs(self.places, self.workers, event, now_s, self.settings.timeouts)
-        if self.log_lines.expire(now_s):
+        is_news = self._watching.look(now_s)
+        if self.log_lines.expire(now_s) or is_news:
             self._note_health()
 
     def _note_health(self) -> None:

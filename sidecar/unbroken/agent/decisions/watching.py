@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 from unbroken.agent.decisions.events import PreflightReported, WatchLost, WatchReported
-from unbroken_core.vocabulary.findings import PREFLIGHT, Finding, Health, Verdict, bounded
+from unbroken_core.vocabulary.findings import PREFLIGHT, STARTING, WATCH, Finding, Health, Verdict, bounded
 
-ENDED = Finding("watch", "", Verdict.UNKNOWN, "ended", message="the watch on devices and links has ended")
+ENDED = Finding(WATCH, "", Verdict.UNKNOWN, "ended", message="the watch on devices and links has ended")
+SILENT_S = 30.0
+"""A watch that has told nothing for so long since it began is told of: its checks say within seconds what they know."""
 
 
 class Watching:
@@ -17,18 +19,35 @@ class Watching:
         self._lasting: tuple[Finding, ...] = ()
         """What earlier watches have found fatal: an event is told once, and the next watch was not there."""
         self._watched: Health | None = None
+        self._began_s: float | None = None
+        """When a watch began of which nothing else was heard; None: there is no such one."""
         self._preflight: Health | None = None
         self.health: Health | None = None
         """What is known of the pod's health; None: nothing was ever said."""
 
-    def note(self, event: WatchReported | WatchLost | PreflightReported) -> Health | None:
+    def note(self, event: WatchReported | WatchLost | PreflightReported, now_s: float = 0.0) -> Health | None:
         """Take what a watch says, or its end, or what the preflight has found; return what is known now."""
         if isinstance(event, PreflightReported):
             self._preflight = event.message
+        elif isinstance(event, WatchReported) and event.message.findings == (STARTING,):
+            # What is known from before stays until there is more.
+            self._began_s = now_s
         else:
             self._watched = self._noted(event)
+            self._began_s = None
         self.health = self._joined()
         return self.health
+
+    def look(self, now_s: float) -> bool:
+        """Give up waiting for a watch's first words, if it is time; return whether that is news."""
+        if self._began_s is None or now_s - self._began_s < SILENT_S:
+            return False
+        self._began_s = None
+        if self._told is not None:
+            return False  # What it was before it ended, and that it has ended, is told.
+        self._watched = self._health((STARTING,))
+        self.health = self._joined()
+        return True
 
     def _joined(self) -> Health | None:
         """Return what both say, each of its own checks."""
@@ -48,7 +67,8 @@ class Watching:
             self._told = event.message
             return self._health(self._told.findings)
         if self._told is None:
-            return None
+            # One that has begun has code of others to thank for its end, most likely.
+            return self._watched if self._began_s is None else self._health((ENDED,))
         findings = self._told.findings
         self._lasting = tuple(
             dict.fromkeys((*self._lasting, *(each for each in findings if each.verdict is Verdict.FATAL)))

@@ -15,14 +15,16 @@ from unbroken.memory.shard import Shard
 _MAX_DEPTH = 100
 
 
-def digests_of(shard: Shard) -> tuple[tuple[str, ...], int, str]:
-    """Return the names of a shard's values, tensors first, how many these are, and their digests in a row."""
-    found: list[tuple[str, str]] = []
+def digests_of(shard: Shard) -> tuple[tuple[str, ...], int, int, str]:
+    """Return the names of a shard's values, how many are of floats, how many tensors, and their digests in a row."""
+    floats: list[tuple[str, str]] = []
+    others: list[tuple[str, str]] = []
     for entry, tensor in zip(shard.layout.entries, shard.sources, strict=True):
-        about = f"{entry.dtype} {tuple(entry.size)} {tuple(entry.offsets)} {tuple(entry.sizes)}"
-        digest = _new(about)
+        digest = _new(f"{entry.dtype} {tuple(entry.size)} {tuple(entry.offsets)} {tuple(entry.sizes)}")
         _add_bytes(digest, tensor)
-        found.append((entry.name, digest.hexdigest()))
+        is_float = tensor.is_floating_point() or tensor.is_complex()
+        (floats if is_float else others).append((entry.name, digest.hexdigest()))
+    found = floats + others
     num_tensors = len(found)
     objects = torch.load(io.BytesIO(shard.objects), weights_only=True)
     for name, value in sorted(objects.items()):
@@ -35,8 +37,9 @@ def digests_of(shard: Shard) -> tuple[tuple[str, ...], int, str]:
         for name, each in found[MAX_NAMES:]:
             digest.update(f"{name}\0{each}\0".encode(errors="backslashreplace"))
         found = [*found[:MAX_NAMES], (f"({len(found) - MAX_NAMES} more)", digest.hexdigest())]
-        num_tensors = min(num_tensors, MAX_NAMES)
-    return tuple(_short(name) for name, _ in found), num_tensors, "".join(each for _, each in found)
+    # What lies beyond counts as what it most likely is.
+    num_floats, num_tensors = (len(found) if each > MAX_NAMES else each for each in (len(floats), num_tensors))
+    return tuple(_short(name) for name, _ in found), num_floats, num_tensors, "".join(each for _, each in found)
 
 
 def _short(name: str) -> str:

@@ -66,10 +66,8 @@ class Recorder:
 
     def saved(self, place: WorkerInfo, step: int, shard: Shard, skipped: str) -> None:
         """Note what was saved, or was to be."""
-        names, num_tensors, digests = digests_of(shard)
-        self._write(
-            SavedPart(place.iteration, place.rank, place.world_size, step, names, num_tensors, digests, skipped[:500])
-        )
+        where = (place.iteration, place.rank, place.world_size, step)
+        self._write(SavedPart(*where, *digests_of(shard), skipped[:500]))
 
     def loaded(self, place: WorkerInfo, source: str, step: int | None) -> None:
         """Note with what an iteration began."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from unbroken_core.vocabulary.findings import Finding, Verdict
+from unbroken_core.vocabulary.findings import NOT_TOLD, Finding, Verdict
 
 History = Any
 """What a check remembers between two samples; None before the first."""
@@ -42,6 +42,6 @@ def quantity(num: int, what: str) -> str:
     return f"{num} {what}{'' if num == 1 else 's'}" if num > 0 else ""
 
 
-def not_checked(check: str, why: str, code: str = "not-told") -> Finding:
+def not_checked(check: str, why: str, code: str = NOT_TOLD) -> Finding:
     """Return that nothing can be said."""
     return Finding(check, "", Verdict.UNKNOWN, code, message=why[:300])

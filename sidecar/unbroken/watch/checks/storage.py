@@ -10,7 +10,7 @@ from unbroken.watch.checks.check import Judgement, quantity, verdicts
 from unbroken.watch.child import CommandRunner
 from unbroken.watch.counters import Looks, look_again
 from unbroken.watch.errors import NotCheckedError
-from unbroken_core.vocabulary.findings import Finding, Verdict
+from unbroken_core.vocabulary.findings import NOT_TOLD, Finding, Verdict
 
 STORAGE: Final = "storage"
 MAX_PATHS: Final = 8
@@ -98,7 +98,7 @@ def judge_storage(history: StorageHistory | None, sample: Mapping[str, PathSampl
     )
     if unknown:
         text = f"nothing can be said of {', '.join(unknown)}"[:300]
-        found.append(Finding(STORAGE, "", Verdict.UNKNOWN, "not-told", message=text))
+        found.append(Finding(STORAGE, "", Verdict.UNKNOWN, NOT_TOLD, message=text))
     return Judgement(verdicts(STORAGE, found, quantity(len(answered), "path")), after)
 
 

@@ -482,6 +482,7 @@ def test_the_watch_on_devices_comes_after_the_first_worker_and_again_when_it_end
     first.kill()
     agent.wait_until(lambda: any(each.pid != first.pid for each in watches()), "another watch")
     (second,) = watches()
+    assert "the watch on devices and links has ended; the next one starts in 1 s" in agent.errors.read_text()
     agent.say(Shutdown(0, 0.0, "over"))
     agent.process.wait(LIMIT_S)
     agent.wait_until(lambda: is_gone(second.pid), "the end of the watch")

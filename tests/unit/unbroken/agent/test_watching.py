@@ -17,12 +17,12 @@ from unbroken.agent.decisions.events import (
     WatchReported,
 )
 from unbroken.agent.decisions.reporting import _HEALTH_GATHER_S, Reporter
-from unbroken.agent.decisions.watching import ENDED, Watching
+from unbroken.agent.decisions.watching import ENDED, SILENT_S, Watching
 from unbroken_core.pod.pod_messages import EndPairs
 from unbroken_core.protocol import wire
 from unbroken_core.protocol.messages import Heartbeat, Hello, PairOrder, PairState, Report, WorkerState
 from unbroken_core.vocabulary.errors import WireError
-from unbroken_core.vocabulary.findings import MAX_FINDINGS, PREFLIGHT, Finding, Health, Verdict, bounded
+from unbroken_core.vocabulary.findings import MAX_FINDINGS, PREFLIGHT, STARTING, Finding, Health, Verdict, bounded
 from unbroken_core.vocabulary.reasons import Role, WorkerPhase
 
 RUNNING = (WorkerState(0, 0, WorkerPhase.RUNNING, 1),)
@@ -43,6 +43,36 @@ def test_a_watch_may_take_back_what_it_said_itself() -> None:
     watching = Watching()
     watching.note(WatchReported(Health((LOST,))))
     assert watching.note(WatchReported(Health((OK,)))) == Health((OK,))
+
+
+def test_a_watch_that_ends_before_it_has_said_anything_is_known_to_have_ended() -> None:
+    watching = Watching()
+    assert watching.note(WatchReported(Health((STARTING,))), 5.0) is None
+    assert watching.note(WatchLost(), 6.0) == Health((ENDED,))
+    assert watching.note(WatchReported(Health((STARTING,))), 7.0) == Health((ENDED,))
+    assert not watching.look(7.0)
+    assert watching.note(WatchReported(Health((OK,))), 8.0) == Health((OK,))
+
+
+def test_a_watch_that_goes_on_saying_nothing_is_told_of_and_one_that_speaks_is_not() -> None:
+    watching = Watching()
+    watching.note(WatchReported(Health((STARTING,))), 5.0)
+    assert not watching.look(4.9 + SILENT_S)
+    assert watching.look(5.0 + SILENT_S)
+    assert watching.health == Health((STARTING,))
+    assert not watching.look(6.0 + SILENT_S)
+    watching.note(WatchReported(Health((LOST,))), 90.0)
+    assert not watching.look(91.0 + SILENT_S)
+    assert watching.health == Health((LOST,))
+
+
+def test_a_new_watch_that_says_nothing_takes_back_nothing_of_what_the_last_one_found() -> None:
+    watching = Watching()
+    watching.note(WatchReported(Health((LOST, DOWN, OK))))
+    watching.note(WatchLost())
+    watching.note(WatchReported(Health((STARTING,))), 5.0)
+    assert not watching.look(6.0 + SILENT_S)
+    assert watching.health == Health((LOST, DOWN, ENDED))
 
 
 def joined(health: Health | None = None) -> Reporter:

@@ -20,13 +20,13 @@ from unbroken.comparing.comparison import (
 from unbroken.comparing.records import Record
 from unbroken.comparing.text import RunReport, lines_of, outcome_of, value_of
 
-NAMES = ("weight", "momentum", "rate")
+NAMES = ("weight", "generator", "rate")
 
 
 def saved(step: int, rank: int = 0, iteration: int = 0, **other: str) -> SavedPart:
-    """Return a part with two tensors and a number, whose values are those of the step but for others."""
+    """Return a part with two tensors, one of them of floats, and a number: those of the step but for others."""
     digests = "".join(f"{other.get(name, f'{name}{step}'):>16}" for name in NAMES)
-    return SavedPart(iteration, rank, 2, step, NAMES, 2, digests)
+    return SavedPart(iteration, rank, 2, step, NAMES, 1, 2, digests)
 
 
 def calm(steps: Iterable[int] = range(10)) -> Record:
@@ -71,7 +71,7 @@ def test_a_step_that_was_made_again_with_another_result_is_different() -> None:
 
 
 def test_values_that_are_there_in_one_run_alone_are_different() -> None:
-    one = SavedPart(1, 1, 2, 9, (*NAMES, "more"), 2, saved(9).digests + "0" * 16)
+    one = SavedPart(1, 1, 2, 9, (*NAMES, "more"), 1, 2, saved(9).digests + "0" * 16)
     record = broken()
     saves = tuple(one if (each.step, each.rank) == (9, 1) else each for each in record.saves)
     seen = compare_broken(calm(), replace(record, saves=saves), (), 0)
@@ -80,9 +80,9 @@ def test_values_that_are_there_in_one_run_alone_are_different() -> None:
 
 def test_values_in_which_calm_runs_differ_say_nothing_of_faults() -> None:
     again = calm()
-    again = replace(again, saves=(*again.saves[:-1], saved(9, 1, rate="other")))
+    again = replace(again, saves=(*again.saves[:-1], saved(9, 1, rate="other", generator="other")))
     seen = compare_calm(calm(), again)
-    assert (seen.outcome, seen.noise) == (Sameness.EQUAL, ("rate",))
+    assert (seen.outcome, seen.noise) == (Sameness.EQUAL, ("generator", "rate"))
     assert compare_broken(calm(), broken(rate="third"), seen.noise, 0).outcome is Sameness.EQUAL
     assert compare_broken(calm(), broken(rate="third"), (), 0).outcome is Sameness.DIFFERENT
 

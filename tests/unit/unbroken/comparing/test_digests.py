@@ -16,7 +16,7 @@ from unbroken.memory.shard import ShardReader
 
 def of(state: dict[str, Any]) -> dict[str, str]:
     """Return the digests of a state by name."""
-    names, _, digests = digests_of(ShardReader().read(state))
+    names, _, _, digests = digests_of(ShardReader().read(state))
     return {name: digests[at * DIGEST_CHARACTERS :][:DIGEST_CHARACTERS] for at, name in enumerate(names)}
 
 
@@ -86,3 +86,14 @@ def test_names_are_bounded_and_what_lies_beyond_is_still_compared() -> None:
     assert max(map(len, before)) <= MAX_NAME
     state["s"][f"{'x' * 300}9999"] = -1  # the last one, as text
     assert [name for name, each in of(state).items() if before[name] != each] == ["(6 more)"], "with the names' paths"
+
+
+def test_tensors_of_floats_come_first_and_are_counted() -> None:
+    state = {
+        "a": torch.zeros(1, dtype=torch.uint8),
+        "b": torch.zeros(1, dtype=torch.bfloat16),
+        "c": 1,
+        "d": torch.ones(1),
+    }
+    names, num_floats, num_tensors, _ = digests_of(ShardReader().read(state))
+    assert (names[:4], num_floats, num_tensors) == (("b", "d", "a", "c"), 2, 3)

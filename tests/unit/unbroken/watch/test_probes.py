@@ -111,13 +111,17 @@ GPU = Check("gpu", 10.0, lambda: 3, judge)
 BUSY = Check("busy", 0.0, lambda: 3, judge)
 
 
+def leave() -> Check:
+    raise SystemExit(4)
+
+
 def test_checks_of_other_packages_are_loaded_and_bad_ones_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("FANS", "make_fans", "GPU", "BUSY", "LIMIT", "absent")
+    names = ("FANS", "make_fans", "GPU", "BUSY", "LIMIT", "absent", "leave")
     points = [EntryPoint(name.lower(), f"{__name__}:{name}", "unbroken.health") for name in names]
     monkeypatch.setattr(extensions, "entry_points", lambda group: points if group == "unbroken.health" else [])
     checks, refused = extensions.load_extensions()
     assert checks == [FANS, FANS]
-    assert [each.message.partition(":")[0] for each in refused] == ["absent", "busy", "gpu", "limit"]
+    assert [each.message.partition(":")[0] for each in refused] == ["absent", "busy", "gpu", "leave", "limit"]
     assert {(each.check, each.verdict, each.code) for each in refused} == {
         ("extensions", Verdict.UNKNOWN, "not-loaded")
     }

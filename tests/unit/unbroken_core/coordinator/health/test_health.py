@@ -22,7 +22,7 @@ from unbroken_core.protocol.messages import (
     Respawn,
 )
 from unbroken_core.protocol.settings import HealthMode, JobSettings, RungBudget
-from unbroken_core.recovery.health import BREAKER_S, BUDGET_S, MAX_BLAMED, SWITCH_S
+from unbroken_core.recovery.health import BREAKER_S, BUDGET_S, MAX_BLAMED, SWITCH_S, finding_text
 from unbroken_core.vocabulary.findings import MATMUL, Finding, Health, Verdict
 from unbroken_core.vocabulary.layers import Layer
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, Rung
@@ -108,6 +108,20 @@ def test_findings_are_told_with_what_was_not_checked() -> None:
     assert [(item.pod, item.node, item.finding) for item in health.findings] == [("p0", "node-p0", LOST)]
     assert (health.num_pods, health.num_findings, health.unchecked) == (2, 1, (("ports", 2),))
     assert WatchedBench(SETTINGS).status().health is None
+
+
+def test_a_check_that_says_itself_that_it_knows_a_part_is_told_as_such() -> None:
+    bench = WatchedBench(OBSERVE)
+    bench.find("p0", replace(SILENT, check="storage"), Finding("storage", "/data", Verdict.OK))
+    health = bench.status().health
+    assert health is not None
+    assert health.unchecked == (("storage (in part)", 1),)
+
+
+def test_the_text_of_a_probe_names_it() -> None:
+    failed = Finding("fans", "", Verdict.FATAL, "probe-failed", message="fan 3 stands")
+    assert finding_text(failed) == "probe-failed of check fans is fatal: fan 3 stands"
+    assert finding_text(replace(LOST, message="")) == f"{LOST.code} on {LOST.entity} is fatal"
 
 
 @pytest.mark.parametrize("finding", [SLOW, OWN, SILENT, replace(DOWN, seen=1)], ids=["worn", "own", "unknown", "once"])
