@@ -36,6 +36,8 @@ class FaultSummary:
     """All that this recovery was for, with those that only waited in a hang."""
     others: tuple[OtherFault, ...] = ()
     """Those besides the culprit's, at most a few."""
+    others_noted: str = ""
+    """What the Event of a recovery says of them, of a job that was read from a cluster: its status has none."""
     taken_by: str = ""
     """Pod that has the culprit's rank now; empty when it is the same one, or not known."""
 

@@ -200,6 +200,8 @@ def done(fault: FaultSummary, job: JobRecord) -> str:
 def also(fault: FaultSummary) -> list[str]:
     """Return what else failed in the same recovery, one text each."""
     rest = rest_text(fault.cause, fault.num_faults, len(fault.others))
+    if fault.others_noted:
+        return [f"and {text}" for text in fault.others_noted.split("; and ")]
     return [f"and {text}" for text in (*other_texts(fault.cause, fault.detail, fault.others), rest) if text]
 
 

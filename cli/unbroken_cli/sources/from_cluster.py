@@ -138,10 +138,11 @@ def _faults(status: JsonObject, notes: Sequence[EventRecord]) -> tuple[FaultSumm
 
 def _fault(record: JsonObject, is_one_count: bool, notes: Sequence[EventRecord]) -> FaultSummary:
     number = str(record.get("number", "?"))
+    detail, others = _remembered(record, notes)
     return FaultSummary(
         id=number if is_one_count else f"{record.get('term', '?')}.{number}",
         cause=record.get("cause", ""),
-        detail=record.get("detail") or _remembered_detail(record, notes),
+        detail=record.get("detail") or detail,
         rank=record.get("rank"),
         pod=record.get("pod", ""),
         node=record.get("node", ""),
@@ -152,12 +153,15 @@ def _fault(record: JsonObject, is_one_count: bool, notes: Sequence[EventRecord])
         started_at=record.get("startedAt", ""),
         ended_at=record.get("endedAt") or "",
         seconds=dict(record.get("seconds") or {}),
+        others_noted=others,
     )
 
 
-def _remembered_detail(record: JsonObject, notes: Sequence[EventRecord]) -> str:
-    """Return the detail of a recovery from its Event: the history has none, as it would fill the object."""
-    head = f": {record.get('cause', '')}: "
+def _remembered(record: JsonObject, notes: Sequence[EventRecord]) -> tuple[str, str]:
+    """Return the detail of a recovery, and what else failed, from its Event: the history has neither, as they would
+    fill the object.
+    """
+    head = f": {record.get('cause', '')}"
     tail = f"; recovered by rung {record.get('rung', '')} in "
     goal = f" -> {record.get('iteration', '')}"
     for note in reversed(notes):
@@ -166,5 +170,5 @@ def _remembered_detail(record: JsonObject, notes: Sequence[EventRecord]) -> str:
         is_same_pod = not record.get("pod") or record["pod"] in before
         arrived = end.partition("iteration ")[2].partition(";")[0]
         if note.reason == "Recovered" and found and is_whole and is_same_pod and arrived.endswith(goal):
-            return detail
-    return ""
+            return detail.removeprefix(": "), end.partition("; and ")[2]
+    return "", ""

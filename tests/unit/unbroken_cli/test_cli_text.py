@@ -22,6 +22,7 @@ from unbroken_core.protocol.messages import JobStatus, OtherFault, Recovery
 from unbroken_core.recovery.hangs import LINKS, MISTAKE
 from unbroken_core.vocabulary.errors import InputError
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason, Rung
+from unbroken_operator.decisions.reporting.recovery_text import recovery_sentence
 
 NOW = datetime(2026, 1, 1, 0, 20, tzinfo=timezone.utc)
 
@@ -231,6 +232,23 @@ def test_why_finds_the_detail_of_an_old_fault_in_its_event() -> None:
     assert lines[0] == "fault 1 of digits in namespace team-a: process-signal: signal 11"
     assert "             stop                0.400 s" in lines
     assert [line.split()[1] for line in timeline_lines(job)[1:]] == ["00:01:00", "00:02:00"]
+
+
+@pytest.mark.parametrize("detail", ["signal 11", ""])
+def test_what_else_failed_in_a_recovery_of_a_cluster_is_found_in_its_event(detail: str) -> None:
+    hung = OtherFault(Cause.HARD_TIMEOUT, 5, "digits-2", "did not leave", taken_by="digits-4")
+    told = Recovery(
+        1, Cause.PROCESS_SIGNAL, Rung.POD, 3, "digits-1", "node-a", "", detail, 0, 1, ("digits-4",), {"stop": 0.4},
+        "2026-01-01T00:01:00Z", "2026-01-01T00:01:01Z", 8, 6, num_faults=4, others=(hung,),
+    )  # fmt: skip
+    message = recovery_sentence(told)
+    event = {"lastTimestamp": "2026-01-01T00:01:01Z", "type": "Normal", "reason": "Recovered", "message": message}
+    job = job_of(running(), [event])
+    lines = why_lines(job, find_fault(job, "1"), NOW)
+    where = lines.index("  also       and rank 5 of digits-2: hard-timeout (did not leave)")
+    assert lines[where + 1] == "             and 2 more faults"
+    assert lines[0].endswith(f"process-signal{': signal 11' if detail else ''}")
+    assert not [line for line in why_lines(job, find_fault(job, "2"), NOW) if "also" in line]
 
 
 def test_why_shows_the_frames_of_the_culprit() -> None:
