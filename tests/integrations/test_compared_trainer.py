@@ -41,5 +41,6 @@ def test_a_callback_that_changes_the_dropout_is_found_unless_it_goes_by_the_trai
         # The dropout itself is in the progress; what it was once too often is in the layers.
         named = [{name.partition(".")[0] for name in one["difference"]["names"]} for one in broken]
         assert all(names & {"progress", "model"} for names in named), named
+        assert "progress.extras.values.dropout.p" in broken[0]["difference"]["names"]
         assert [one["difference"]["num_steps"] >= 4 for one in broken] == [True, True]
     assert list(tmp_path.iterdir()) == []

@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,13 +44,30 @@ def run(arguments: Sequence[str] | None) -> int:
         return _BAD_INPUT
     except _InterruptedError as error:
         return error.code
+    except Exception:  # Python's own exit code for it is 1, which would mean a difference.
+        traceback.print_exc()
+        _complain("it has failed itself: nothing is proved")
+        return _BAD_INPUT
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    if options.is_json:
-        print(json.dumps(value_of(reports, problem), indent=2), flush=True)
-    else:
-        print("\n".join(printable(line) for line in lines_of(reports, problem)), flush=True)
-    return outcome_of(reports, problem).value
+    text = (
+        json.dumps(value_of(reports, problem), indent=2)
+        if options.is_json
+        else "\n".join(printable(line) for line in lines_of(reports, problem))
+    )
+    return outcome_of(reports, problem).value if _is_printed(text) else _BAD_INPUT
+
+
+def _is_printed(text: str) -> bool:
+    """Print the result; return whether it was: whoever sees the exit code alone must not take 1 for a difference."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        _complain(f"the result cannot be written: {error.strerror}")
+        # Python writes what is left at its end, and would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True
 
 
 class _Comparison:
@@ -83,10 +101,12 @@ class _Comparison:
 
     def _aim(self, calm: Record) -> tuple[int, int]:
         """Return whom to hit, and from which step on. Raises InputError."""
-        size = max(one.world_size for one in calm.saves)
-        rank = size - 1 if self._options.at_rank is None else self._options.at_rank
+        size, saving = max(one.world_size for one in calm.saves), {one.rank for one in calm.saves}
+        rank = max(saving) if self._options.at_rank is None else self._options.at_rank
         if rank >= size:
             raise InputError(f"--at-rank: want one of 0 to {size - 1}, got {rank}")
+        if rank not in saving:
+            raise InputError(f"--at-rank: want a rank that saves, which {rank} did not in run 1")
         step = step_to_strike(calm, rank) if self._options.at_step is None else self._options.at_step
         if step is None:
             raise InputError(
@@ -99,7 +119,10 @@ class _Comparison:
         self._num_runs += 1
         total = 2 + len(self._options.faults)
         _complain(f"run {self._num_runs} of {total}, {name}")
-        base = self._folder / str(self._num_runs)
+        # The same path in each run: scripts keep paths in what they save.
+        base = self._folder / "run"
+        if base.exists():
+            raise InputError(f"{base}: want a folder that can be removed after each run, and it was not")
         work, record = base / "work", base / "record"
         for each in (base, work, record):
             each.mkdir(mode=0o700)

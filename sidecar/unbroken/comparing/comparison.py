@@ -3,7 +3,8 @@
 A difference counts only where two calm runs agree: `noise` is what they differ in. Nothing to compare is never equal.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -12,9 +13,9 @@ from unbroken.comparing.records import Record
 from unbroken_core.vocabulary.plurals import counted
 
 MAX_NAMES_TOLD = 10
+Place = tuple[int, int, int]
+"""Step, rank, and the number of the save of both in its iteration, from 1."""
 _LEFTOVERS = "it found what an earlier run had left; give each run a folder of its own, {run} in the script's arguments"
-
-
 _LONGER = "want a longer one, or an earlier --at-step"
 
 
@@ -111,11 +112,12 @@ def compare_calm(first: Record, second: Record) -> Compared:
     pairs = [(left[place], one) for place, one in right.items()]
     difference = _difference(pairs, frozenset())
     noise = frozenset(name for one, other in pairs for name in _differing(one, other))
-    extent = _extent(pairs)
+    extent = _extent(pairs, noise)
     if difference is None:
         return Compared(Sameness.EQUAL, extent=extent)
     # Generators that nobody has seeded are tensors, too; what they draw is not, if nothing that is trained differs.
     is_usable = noise.isdisjoint(name for pair in pairs for one in pair for name in one.names[: one.num_floats])
+    is_usable = is_usable and extent.num_tensors > 0
     return Compared(
         Sameness.EQUAL if is_usable else Sameness.NOT_COMPARABLE,
         f"{'but for what is left out' if is_usable else 'the script is not deterministic'}: two calm runs differ",
@@ -139,22 +141,26 @@ def compare_broken(calm: Record, broken: Record, noise: Iterable[str], exit_code
     if problem or struck is None or restored is None:
         return Compared(Sameness.NOT_COMPARABLE, problem, struck=struck, restored=restored)
     left, before = _by_place(calm.saves), [one for one in broken.saves if one.iteration <= struck.iteration]
-    early = _difference([(left[_place(one)], one) for one in before if _place(one) in left], ignored)
+    early = _difference([(left[place], one) for place, one in _placed(before) if place in left], ignored)
     if early is not None:
         text = "it differed before the fault already: the script is not deterministic by itself"
         return Compared(Sameness.NOT_COMPARABLE, text, early, struck=struck, restored=restored)
     wanted = {place: one for place, one in left.items() if place[0] > restored.step}
-    found = _by_place(after)
-    pairs = [(wanted[_place(one)], one) for one in after if _place(one) in wanted]
+    pairs = [(wanted[place], one) for place, one in _placed(after) if place in wanted]
+    found = {place for place, _ in _placed(after)}
     redone = {one.step for one in after} & {one.step for one in before}
-    extent = replace(_extent(pairs), num_redone=len(redone))
+    extent = replace(_extent(pairs, ignored), num_redone=len(redone))
     difference = _difference(pairs, ignored)
     reason = ""
-    if wanted.keys() != found.keys():
+    if wanted.keys() != found:
         reason = f"after the fault other steps were saved: {_other_steps(wanted, found)}"
     elif not extent.num_tensors:
         return Compared(
-            Sameness.NOT_COMPARABLE, "no tensor was saved after the fault", struck=struck, restored=restored
+            Sameness.NOT_COMPARABLE,
+            "no tensor was saved after the fault, beside what calm runs differ in",
+            noise=tuple(sorted(ignored)),
+            struck=struck,
+            restored=restored,
         )
     is_equal = difference is None and not reason
     return Compared(
@@ -176,6 +182,7 @@ def _problem_of_broken(calm: Record, broken: Record, after: tuple[SavedPart, ...
         (bool(broken.problem), broken.problem),
         (bool(other := _other_begin(calm, broken)), other),
         (broken.struck is None, f"the training ended before the fault was due: {_LONGER}"),
+        (not after and _has_gone_on(broken), "the script caught the fault itself: no new iteration began"),
         (step is None, "no rank called `load` after the fault: the training was not continued from memory"),
         (
             step == -1,
@@ -197,10 +204,22 @@ def _other_begin(first: Record, other: Record) -> str:
     return ""
 
 
+def _has_gone_on(record: Record) -> bool:
+    """Whether the rank that was hit made the save before which it was hit."""
+    hit = record.struck
+    return hit is not None and any(
+        (one.iteration, one.rank) == (hit.iteration, hit.rank) and one.step >= hit.step for one in record.saves
+    )
+
+
 def _begin(record: Record) -> tuple[str, int, int]:
     """Return source and step of the first load, and the first step that was saved then."""
     first = min(_iterations(record), default=0)
-    loads = [(one.source, one.step) for one in record.loads if one.iteration == first]
+    firsts: dict[int, LoadedStep] = {}
+    for each in record.loads:
+        if each.iteration == first:
+            firsts.setdefault(each.rank, each)
+    loads = [(one.source, one.step) for one in firsts.values()]
     saves = [one.step for one in record.saves if one.iteration == first]
     return (*(min(loads) if loads else ("nothing", -1)), min(saves, default=-1))
 
@@ -215,19 +234,28 @@ def _numbers(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(numbers)))
 
 
-def _place(one: SavedPart) -> tuple[int, int]:
-    return one.step, one.rank
+def _placed(saves: Iterable[SavedPart]) -> list[tuple[Place, SavedPart]]:
+    """Return each save with its place: which step of which rank it is, and which time that is saved in its iteration.
+
+    A script may save a step again, as the end of its training, with weights that it has averaged.
+    """
+    times: Counter[tuple[int, int, int]] = Counter()
+    found = []
+    for one in saves:
+        times[one.iteration, one.step, one.rank] += 1
+        found.append(((one.step, one.rank, times[one.iteration, one.step, one.rank]), one))
+    return found
 
 
-def _by_place(saves: Iterable[SavedPart]) -> dict[tuple[int, int], SavedPart]:
-    return {_place(one): one for one in saves}
+def _by_place(saves: Iterable[SavedPart]) -> dict[Place, SavedPart]:
+    return dict(_placed(saves))
 
 
-def _other_steps(left: Mapping[tuple[int, int], SavedPart], right: Mapping[tuple[int, int], SavedPart]) -> str:
+def _other_steps(left: Collection[Place], right: Collection[Place]) -> str:
     texts = []
-    for places, word in ((left.keys() - right.keys(), "missing"), (right.keys() - left.keys(), "more")):
+    for places, word in ((set(left) - set(right), "missing"), (set(right) - set(left), "more")):
         if places:
-            step, rank = min(places)
+            step, rank, _ = min(places)
             texts.append(f"{counted(len(places), 'part')} {word}, first step {step} of rank {rank}")
     return "; ".join(texts)
 
@@ -259,9 +287,10 @@ def _difference(pairs: Iterable[tuple[SavedPart, SavedPart]], ignored: frozenset
     return FirstDifference(step, tuple(sorted(found[step])), tuple(sorted(names)), sum(names.values()), len(found))
 
 
-def _extent(pairs: Sequence[tuple[SavedPart, SavedPart]]) -> Extent:
-    num_tensors = sum(one.num_tensors for _, one in pairs)
-    num_values = sum(len(one.names) for _, one in pairs) - num_tensors
+def _extent(pairs: Sequence[tuple[SavedPart, SavedPart]], ignored: frozenset[str]) -> Extent:
+    """Return how much there is to compare, without what is left out."""
+    num_tensors = sum(name not in ignored for _, one in pairs for name in one.names[: one.num_tensors])
+    num_values = sum(name not in ignored for _, one in pairs for name in one.names[one.num_tensors :])
     return Extent(len({one.step for _, one in pairs}), 0, len(pairs), num_tensors, num_values)
 
 

@@ -13,7 +13,9 @@ _SUMS = (
     "find_unused_parameters=True)"
 )
 _CALM = f"  usual causes: random numbers that are not seeded, those of a loader's workers among them; {_SUMS}"
+_CALM_VALUES = "  usual causes: random numbers that are not seeded, a time of day, how long something took, a path"
 _AFTER = f"  usual causes: {_SUMS}; else state that is in no checkpoint, and what follows from it"
+_AFTER_VALUES = "  usual cause: state that is in no checkpoint"
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ def lines_of(reports: Sequence[RunReport], problem: str) -> list[str]:
     if problem:
         lines.append(problem)
     words = {
-        Sameness.EQUAL: "equal: what was saved after each fault is what calm runs save, bit for bit",
+        Sameness.EQUAL: f"equal: what was saved after each fault is what calm runs save, bit for bit{_but(reports)}",
         Sameness.DIFFERENT: "DIFFERENT: after a fault the training did not go on as without one",
         Sameness.NOT_COMPARABLE: "NOT COMPARABLE: nothing is proved",
     }
@@ -94,10 +96,20 @@ def _lines_of_run(one: RunReport) -> list[str]:
             f"{counted(extent.num_values, 'other value')}"
         )
     if compared.difference is not None:
-        lines += [*_lines_of_difference(compared.difference), _AFTER if compared.struck else _CALM]
+        lines += [*_lines_of_difference(compared.difference), _causes(compared, compared.difference)]
     if compared.noise and compared.struck:
         lines.append(f"  left out, since calm runs differ in them: {_some(compared.noise)}")
     return lines
+
+
+def _but(reports: Sequence[RunReport]) -> str:
+    return ", but for what is left out" if any(one.compared.noise for one in reports) else ""
+
+
+def _causes(compared: Compared, difference: FirstDifference) -> str:
+    if difference.num_tensors:
+        return _AFTER if compared.struck else _CALM
+    return _AFTER_VALUES if compared.struck else _CALM_VALUES
 
 
 def _lines_of_difference(difference: FirstDifference) -> list[str]:

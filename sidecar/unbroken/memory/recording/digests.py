@@ -1,8 +1,10 @@
 """A digest of each value of a shard. Equal values have equal digests, wherever they lie and whoever made them."""
 
+import base64
 import ctypes
 import hashlib
 import io
+import json
 import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,6 +15,11 @@ from unbroken.checkpoint_records import DIGEST_CHARACTERS, MAX_NAME, MAX_NAMES
 from unbroken.memory.shard import Shard
 
 _MAX_DEPTH = 100
+_MAX_KEYS = 2000
+"""Of one text; one with more is one value."""
+_ITEMS = "[]"
+_SAVED = "UEsDB"
+"""How the base64 of a file of torch begins; integrations keep such texts."""
 
 
 def digests_of(shard: Shard) -> tuple[tuple[str, ...], int, int, str]:
@@ -28,10 +35,7 @@ def digests_of(shard: Shard) -> tuple[tuple[str, ...], int, int, str]:
     num_tensors = len(found)
     objects = torch.load(io.BytesIO(shard.objects), weights_only=True)
     for name, value in sorted(objects.items()):
-        digest = _new("value")
-        for part in _parts(value, 0):
-            digest.update(part)
-        found.append((str(name), digest.hexdigest()))
+        found += _digests_of_object(str(name), value)
     if len(found) > MAX_NAMES:
         digest = _new("more")
         for name, each in found[MAX_NAMES:]:
@@ -40,6 +44,46 @@ def digests_of(shard: Shard) -> tuple[tuple[str, ...], int, int, str]:
     # What lies beyond counts as what it most likely is.
     num_floats, num_tensors = (len(found) if each > MAX_NAMES else each for each in (len(floats), num_tensors))
     return tuple(_short(name) for name, _ in found), num_floats, num_tensors, "".join(each for _, each in found)
+
+
+def _digests_of_object(name: str, value: Any) -> list[tuple[str, str]]:
+    """Return digests of a value; of a text that is JSON, of each key in it: one time of day must not hide the rest."""
+    leaves = list(_leaves("", value, 0)) if isinstance(value, str) else [("", value)]
+    if len({path for path, _ in leaves}) > _MAX_KEYS:
+        leaves = [("", value)]
+    digests: dict[str, hashlib.blake2b] = {}
+    for at, (path, leaf) in enumerate(leaves):
+        digest = digests.setdefault(path, _new("value"))
+        digest.update(b"%d" % at if _ITEMS in path else b"")
+        for part in _parts(leaf, 0):
+            digest.update(part)
+    return [(name + path, digest.hexdigest()) for path, digest in sorted(digests.items())]
+
+
+def _leaves(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    """Yield what stands in a text with its path; the items of a list have one: they come and go, and are many."""
+    if isinstance(value, str):
+        value = _content(value)
+    if isinstance(value, dict) and value and depth < _MAX_DEPTH:
+        for key, each in value.items():
+            yield from _leaves(f"{path}.{key}", each, depth + 1)
+    elif isinstance(value, list | tuple) and value and depth < _MAX_DEPTH:
+        for each in value:
+            yield from _leaves(path + _ITEMS, each, depth + 1)
+    else:
+        yield path, value
+
+
+def _content(text: str) -> Any:
+    """Return what a text holds: JSON, or what torch.save wrote, as base64; itself if neither."""
+    try:
+        if text.startswith(("{", "[")):
+            return json.loads(text)
+        if text.startswith(_SAVED):
+            return torch.load(io.BytesIO(base64.b64decode(text, validate=True)), weights_only=True, map_location="cpu")
+    except Exception:  # Whatever torch says of it: it is a text then.
+        return text
+    return text
 
 
 def _short(name: str) -> str:

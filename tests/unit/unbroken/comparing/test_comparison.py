@@ -206,3 +206,49 @@ def test_names_that_are_told_are_bounded() -> None:
     value = value_of(seen, "")["runs"][0]
     assert (len(value["difference"]["names"]), value["difference"]["num_names"]) == (10, 1000)
     assert (len(value["noise"]), value["num_noise"]) == (10, 1000)
+
+
+def test_a_step_that_is_saved_twice_is_compared_time_by_time() -> None:
+    """At the end of a training: averaged weights, under the number of the last step."""
+    first, rest = calm(), broken()
+    last = tuple(saved(9, rank, weight="averaged") for rank in (0, 1))
+    twice = replace(first, saves=(*first.saves, *last))
+    right = replace(rest, saves=(*rest.saves, *(replace(one, iteration=1) for one in last)))
+    assert compare_broken(twice, right, (), 0).outcome is Sameness.EQUAL
+    assert compare_calm(twice, replace(first, saves=(*first.saves[:-1], saved(9, 1, weight="x"), *last))).noise == (
+        "weight",
+    )
+    assert "1 part missing" in compare_broken(twice, replace(right, saves=right.saves[:-1]), (), 0).reason
+
+
+def test_what_is_left_out_is_not_counted_and_with_no_tensor_left_nothing_is_proved() -> None:
+    seen = compare_broken(calm(), broken(), ("generator",), 0)
+    assert (seen.outcome, seen.extent.num_tensors, seen.extent.num_values) == (Sameness.EQUAL, 10, 10)
+    report = RunReport("run 3, kill", seen)
+    assert lines_of([report, report], "")[-1].endswith("bit for bit, but for what is left out")
+    seen = compare_broken(calm(), broken(), ("generator", "weight"), 0)
+    assert (seen.outcome, "no tensor" in seen.reason) == (Sameness.NOT_COMPARABLE, True)
+    whole = [replace(one, num_floats=0) for one in calm().saves]
+    other = [replace(one, digests="x" * len(one.digests)) for one in whole]
+    assert (
+        compare_calm(replace(calm(), saves=tuple(whole)), replace(calm(), saves=tuple(other))).outcome
+        is Sameness.NOT_COMPARABLE
+    )
+
+
+def test_a_script_that_catches_the_fault_itself_is_told_so() -> None:
+    went_on = (*calm().saves, saved(3), saved(4))
+    record = Record(went_on, (*calm().loads, LoadedStep(0, 0, "memory", 3)), Struck(0, 1, 6))
+    seen = compare_broken(calm(), record, (), 0)
+    assert (seen.outcome, seen.reason) == (
+        Sameness.NOT_COMPARABLE,
+        "the script caught the fault itself: no new iteration began",
+    )
+
+
+def test_rounding_is_no_cause_named_where_no_tensor_differs() -> None:
+    seen = compare_broken(calm(), broken(rate="x"), (), 0)
+    report = RunReport("run 3, kill", seen)
+    text = "\n".join(lines_of([report, report], ""))
+    assert "usual cause: state that is in no checkpoint" in text
+    assert "MKL" not in text

@@ -3,6 +3,7 @@
 import collections
 import copy
 import io
+import json
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from unbroken.checkpoint_records import DIGEST_CHARACTERS, MAX_NAME, MAX_NAMES
+from unbroken.integrations import text_states
 from unbroken.memory.recording.digests import digests_of
 from unbroken.memory.shard import ShardReader
 
@@ -97,3 +99,37 @@ def test_tensors_of_floats_come_first_and_are_counted() -> None:
     }
     names, num_floats, num_tensors, _ = digests_of(ShardReader().read(state))
     assert (names[:4], num_floats, num_tensors) == (("b", "d", "a", "c"), 2, 3)
+
+
+def test_a_text_that_holds_json_is_known_by_its_keys_and_one_time_of_day_hides_nothing_else() -> None:
+    def log(runtime: float, count: int) -> dict[str, str]:
+        rows = [{"loss": 1.5}, {"eval_runtime": runtime, "count": count}]
+        return of({"progress": json.dumps({"rows": rows, "done": {"a": 1}, "none": []})})
+
+    one, other, wrong = log(0.1, 3), log(0.2, 3), log(0.1, 4)
+    assert {name for name in one if one[name] != other[name]} == {"progress.rows[].eval_runtime"}
+    assert {name for name in one if one[name] != wrong[name]} == {"progress.rows[].count"}
+    assert {"progress.rows[].loss", "progress.done.a", "progress.none"} <= one.keys()
+    swapped = (json.dumps([1, 2]), json.dumps([2, 1]))
+    assert len({of({"v": text})["v[]"] for text in swapped}) == 2
+
+
+def test_a_text_that_holds_a_file_of_torch_is_known_by_its_keys_too() -> None:
+    def kept(path: str) -> dict[str, str]:
+        callbacks = {"path": path, "best": torch.tensor(2.0), 3: (1, 2)}
+        return of({"progress": text_states.write({"callbacks": callbacks})})
+
+    one, other = kept("/run/1"), kept("/run/2")
+    assert {name for name in one if one[name] != other[name]} == {"progress.callbacks.path"}
+    assert {"progress.callbacks.best", "progress.callbacks.3[]"} <= one.keys()
+
+
+@pytest.mark.parametrize("text", ["{", "[1", "UEsDB", "UEsDB!!", "UEsDBAAAA", "[" * 5000, '{"a": 1'])
+def test_a_text_that_holds_neither_is_a_text(text: str) -> None:
+    assert {name for name in of({"v": text}) if name.startswith("v")} == {"v"}
+    assert of({"v": text}) != of({"v": text + " "})
+
+
+def test_a_text_of_very_many_keys_is_one_value() -> None:
+    found = of({"v": json.dumps(dict.fromkeys(map(str, range(2001)), 1))})
+    assert {name for name in found if name.startswith("v")} == {"v"}
