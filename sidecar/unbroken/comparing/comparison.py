@@ -145,14 +145,15 @@ def compare_broken(calm: Record, broken: Record, noise: Iterable[str], exit_code
     if early is not None:
         text = "it differed before the fault already: the script is not deterministic by itself"
         return Compared(Sameness.NOT_COMPARABLE, text, early, struck=struck, restored=restored)
-    wanted = {place: one for place, one in left.items() if place[0] > restored.step}
-    pairs = [(wanted[place], one) for place, one in _placed(after) if place in wanted]
-    found = {place for place, _ in _placed(after)}
+    # A script that saves before it trains a step saves the one that it went on from again: compared, but not wanted.
+    pairs = [(left[place], one) for place, one in _placed(after) if place in left]
+    wanted = {place for place in left if place[0] > restored.step}
+    found = {place for place, _ in _placed(after) if place in wanted or place not in left}
     redone = {one.step for one in after} & {one.step for one in before}
     extent = replace(_extent(pairs, ignored), num_redone=len(redone))
     difference = _difference(pairs, ignored)
     reason = ""
-    if wanted.keys() != found:
+    if wanted != found:
         reason = f"after the fault other steps were saved: {_other_steps(wanted, found)}"
     elif not extent.num_tensors:
         return Compared(

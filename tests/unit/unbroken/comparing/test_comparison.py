@@ -252,3 +252,15 @@ def test_rounding_is_no_cause_named_where_no_tensor_differs() -> None:
     text = "\n".join(lines_of([report, report], ""))
     assert "usual cause: state that is in no checkpoint" in text
     assert "MKL" not in text
+
+
+def test_a_script_that_saves_before_it_trains_saves_the_step_that_it_went_on_from_again() -> None:
+    record = broken()
+    again = [saved(4, rank, 1) for rank in (0, 1)]
+    seen = compare_broken(calm(), replace(record, saves=(*record.saves, *again)), (), 0)
+    assert (seen.outcome, seen.extent.num_steps) == (Sameness.EQUAL, 6)
+    again[1] = saved(4, 1, 1, weight="x")
+    seen = compare_broken(calm(), replace(record, saves=(*record.saves, *again)), (), 0)
+    assert (seen.outcome, seen.difference) == (Sameness.DIFFERENT, FirstDifference(4, (1,), ("weight",), 1, 1))
+    more = compare_broken(calm(), replace(record, saves=(*record.saves, saved(10, 0, 1))), (), 0)
+    assert (more.outcome, "1 part more, first step 10" in more.reason) == (Sameness.DIFFERENT, True)
