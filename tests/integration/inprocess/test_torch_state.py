@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import pickle
 import subprocess
 import sys
@@ -215,7 +216,9 @@ def test_process_that_writes_checkpoints_is_killed_and_handed_over() -> None:
 def test_save_that_hangs_when_its_iteration_ends_is_in_nobodys_way(tmp_path: Path, kind: str, state: str) -> None:
     """Its thread kept the process from ending, for ever; a process that had just begun was that of the next save."""
     command = [sys.executable, "-m", "tests.integration.inprocess.workloads.hung_save", str(tmp_path), kind, state]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    # The workload waits as tests do, and so does the process that it starts.
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
     assert (tmp_path / "saved").exists(), done.stderr[-3000:]
     assert done.returncode == 0, done.stderr[-3000:]
 
