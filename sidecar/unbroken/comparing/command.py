@@ -34,11 +34,8 @@ class _InterruptedError(Exception):
 
 def run(arguments: Sequence[str] | None) -> int:
     """Run the command line; return 0 equal, 1 different, 2 bad input or not comparable, 128 + N after signal N."""
-    folder = Path(tempfile.mkdtemp(prefix="unbroken-compare-"))
     try:
-        options = read_compare_options(arguments)
-        with _output_to_errors():
-            reports, problem = _Comparison(options, folder).run()
+        return _run(arguments)
     except InputError as error:
         _complain(in_flags(str(error)))
         return _BAD_INPUT
@@ -48,6 +45,14 @@ def run(arguments: Sequence[str] | None) -> int:
         traceback.print_exc()
         _complain("it has failed itself: nothing is proved")
         return _BAD_INPUT
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    options = read_compare_options(arguments)
+    folder = Path(tempfile.mkdtemp(prefix="unbroken-compare-"))
+    try:
+        with _output_to_errors():
+            reports, problem = _Comparison(options, folder).run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     text = (

@@ -1,11 +1,13 @@
 """What the runs of one comparison are: the script as it was typed, each in a folder of its own."""
 
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from unbroken.checkpoint_records import FaultAtStep
+from unbroken.comparing import main
 from unbroken.comparing.options import CompareOptions, of_run, read_compare_options
 from unbroken.run.options import RunOptions
 from unbroken_core.vocabulary.errors import InputError
@@ -32,10 +34,16 @@ def test_a_run_has_the_script_of_the_present_folder_and_begins_in_its_own(here: 
     options = read_compare_options(["--pods", "2", "train.py", "--output", "{run}/out", "train.py"])
     assert (options.faults, options.run.memory_bytes, options.run.is_quiet) == (("exception", "kill"), 4 << 30, True)
     made = run(options, FaultAtStep("kill", 1, 7))
-    assert made.command == (sys.executable, str(here / "train.py"), "--output", "/runs/3/work/out", "train.py")
+    assert made.command == (sys.executable, str(here / "train.py"), "--output", str(WORK / "out"), "train.py")
     assert made.work_folder == WORK
     assert dict(made.variables) == {"UNBROKEN_RECORD": str(RECORD), "UNBROKEN_RECORD_STRIKE": "kill:1:7"}
     assert "UNBROKEN_RECORD_STRIKE" not in dict(run(options).variables)
+
+
+def test_a_failure_of_its_own_is_no_difference(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's exit code for an error that nobody catches is 1, as that of a difference."""
+    monkeypatch.setattr(tempfile, "tempdir", str(here / "none"))
+    assert main(["train.py"]) == 2
 
 
 def test_a_command_is_found_where_it_was_typed(here: Path) -> None:
