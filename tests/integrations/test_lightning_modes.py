@@ -109,7 +109,7 @@ class Thinning(Module):
         """Change both."""
         self.num_steps += 1
         if self.global_step == 4:
-            self.first[1].p = 0.6  # type: ignore[index]  # as above
+            self.first[1].p = 0.6  # type: ignore[index]  # it is a Sequential now
 
 
 def test_rate_of_a_dropout_stays_and_a_count_that_is_lost_is_named(

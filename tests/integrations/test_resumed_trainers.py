@@ -153,7 +153,7 @@ class Freezing(TrainerCallback):  # type: ignore[misc]  # the package brings no 
             model.layers[0].requires_grad_(state.global_step == 7)
 
 
-class Thinning(TrainerCallback):  # type: ignore[misc]  # as above
+class Thinning(TrainerCallback):  # type: ignore[misc]  # the package brings no types here
     """Drops more, and counts in the model."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:

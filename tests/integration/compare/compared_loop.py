@@ -46,7 +46,7 @@ class Flaws:
     def save(self, state: dict[str, Any], step: int) -> None:
         """Before a save."""
         if self.kind == "clock":
-            state["saved at"] = time.time()
+            state["saved at"] = time.time()  # No two runs have the same: that is what it is for.
             state["generator"] = torch.tensor(list(os.urandom(8)))  # as one that nobody has seeded
         if self.kind == "own file":
             self._own.write_text(str(step))

@@ -48,7 +48,7 @@ class Recorder:
         self._is_full = False
 
     def before(self, place: WorkerInfo, step: int) -> None:
-        """FaultAtStep, if it is this worker's turn; once in a run, whichever process is there."""
+        """Break this worker before it saves, if it is its turn; once in a run, whichever process is there."""
         strike = self._strike
         if strike is None or place.rank != strike.rank or step < strike.step:
             return

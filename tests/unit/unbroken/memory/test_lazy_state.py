@@ -147,7 +147,7 @@ class ScheduleFree(Optimizer):
             for one in group["params"]:
                 _ = self.state[one]
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # as above
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # torch has overloads
         for group in self.param_groups:
             if not group["is_training"]:
                 raise RuntimeError("not switched to training")
@@ -219,7 +219,7 @@ def test_an_optimizer_of_sparse_gradients_has_a_place_for_what_it_keeps() -> Non
 class Never(Optimizer):
     """Takes no gradient of zeros."""
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # as above
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # torch has overloads
         raise ZeroDivisionError("a norm of zero")
 
 
