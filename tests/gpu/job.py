@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.gpu.one_device import first_device, is_refusal
 from tests.integration.sidecar.restarts_workload import sample, settle
 
 from unbroken import inprocess
@@ -20,11 +21,8 @@ from unbroken import inprocess
 OUT = Path(os.environ["GPU_CHECK_OUT"])
 RESTARTS, WARM_UP = int(os.environ["GPU_CHECK_RESTARTS"]), int(os.environ["GPU_CHECK_WARM_UP"])
 HAS_GPU = torch.cuda.is_available()
-LOCAL_RANK = int(os.environ["LOCAL_RANK"])
 ELEMENTS = 1 << 20
 WAIT_S = 60.0
-REFUSALS = ("duplicate gpu", "invalid usage")
-"""What NCCL says of two ranks on one device."""
 KEPT = ("memory_kib", "threads", "descriptors")
 
 
@@ -36,18 +34,6 @@ def note(rank: int, event: str, **values: object) -> None:
     """Write down what was seen."""
     with (OUT / f"notes-{rank}").open("a", encoding="utf-8") as file:
         file.write(json.dumps({"event": event, "at_s": time.monotonic(), "rank": rank, **values}) + "\n")
-
-
-def device() -> torch.device:
-    """Return the one device, for both ranks."""
-    if not HAS_GPU:
-        return torch.device("cpu")
-    # NCCL refuses two ranks of one host on one device. As two hosts they talk over sockets.
-    os.environ["NCCL_HOSTID"] = f"unbroken-gpu-check-{LOCAL_RANK}"
-    os.environ.update({"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1"})
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    torch.cuda.set_device(0)
-    return torch.device("cuda", 0)
 
 
 def finish_work() -> None:
@@ -86,7 +72,7 @@ def block(rank: int, tensor: torch.Tensor) -> None:
 
 def first_collective(call: inprocess.CallWrapper, rank: int, size: int) -> torch.Tensor | None:
     """Make the group and use it; return None if NCCL does not let two ranks use one device."""
-    where = device()
+    where = first_device()
     began_s = time.monotonic()
     try:
         dist.init_process_group("nccl" if HAS_GPU else "gloo")
@@ -94,7 +80,7 @@ def first_collective(call: inprocess.CallWrapper, rank: int, size: int) -> torch
         dist.all_reduce(tensor)
         finish_work()
     except dist.DistBackendError as error:
-        if call.iteration == 0 and any(words in str(error).lower() for words in REFUSALS):
+        if call.iteration == 0 and is_refusal(error):
             note(rank, "refused", words=str(error)[:300])
             return None
         raise

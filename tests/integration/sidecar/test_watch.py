@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from tests.devices import Gpus, System, compile_library
 from tests.processes import is_gone
 from tests.waiting import wait_until
@@ -20,12 +21,14 @@ from unbroken.watch.checks.gpu import GPU, judge_gpus
 from unbroken.watch.child import CommandRunner
 from unbroken.watch.gpus import GpuReader
 from unbroken.watch.lane import Lane
+from unbroken.watch.nvml import Nvml
 from unbroken.watch.watch import PATIENCE_S, Board
 from unbroken_core.pod.pod_messages import Attach
 from unbroken_core.protocol import wire
 from unbroken_core.vocabulary.findings import Health, Verdict
 
 LIMIT_S = 60.0
+WILD_WRITE = Path(__file__).parents[2] / "gpu" / "wild_write.py"
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +159,57 @@ def test_a_driver_that_supports_nothing_and_files_that_are_not_there_are_unknown
     checks = {"gpu", "gpu-events", "ports", "network", "pcie", "memory", "oom"}
     found = running.agent.wait(lambda found: checks <= {check for check, _code in found})
     assert {verdict for (check, _code), verdict in found.items() if check in checks} == {Verdict.UNKNOWN}
+
+
+@pytest.fixture
+def on_gpu(running: Running) -> Running:
+    """A watch on the machine's own driver, files and devices."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs GPUs, got none")
+    ours = {*running.gpus.environment, "UNBROKEN_WATCH_ROOT", "NVIDIA_VISIBLE_DEVICES"}
+    kept = {name: os.environ[name] for name in ours & os.environ.keys()}
+    running.environment = {name: text for name, text in running.environment.items() if name not in ours} | kept
+    return running
+
+
+def gpu_findings(agent: Agent) -> str:
+    """Return all that is found of GPUs, for people."""
+    found = [each for each in agent.health.findings if each.check.startswith("gpu")]
+    return ", ".join(f"{each.check} {each.code or 'all'}: {each.verdict.value} ({each.message})" for each in found)
+
+
+@pytest.mark.gpu
+def test_a_real_driver_finds_its_gpus_well_under_the_names_that_torch_gives_them(
+    on_gpu: Running, record_property: Callable[[str, object], None]
+) -> None:
+    devices = range(torch.cuda.device_count())
+    names = {f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in devices}
+    assert names <= {gpu.uuid for gpu in Nvml().devices()}
+    on_gpu.start()
+    seen = {"gpu", "gpu-events"}
+    found = on_gpu.agent.wait(lambda found: seen <= {check for check, _code in found})
+    record_property("seen", gpu_findings(on_gpu.agent))
+    assert {verdict for (check, _code), verdict in found.items() if check == "gpu"} - {Verdict.UNKNOWN}
+    bad = {key for key, verdict in found.items() if verdict in (Verdict.FATAL, Verdict.SUSPECT)}
+    assert not {check for check, _code in bad} & seen, on_gpu.agent.health
+
+
+@pytest.mark.gpu
+def test_a_real_xid_of_an_application_is_told_and_blames_no_gpu(
+    on_gpu: Running, record_property: Callable[[str, object], None]
+) -> None:
+    on_gpu.start()
+    heard = on_gpu.agent.wait(lambda found: any(check == "gpu-events" for check, _ in found))
+    if heard.get(("gpu-events", "")) is not Verdict.OK:
+        pytest.skip(f"needs GPUs whose events the driver reports, got {gpu_findings(on_gpu.agent)}")
+    done = subprocess.run([sys.executable, str(WILD_WRITE)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done
+    began_s = time.monotonic()
+    found = on_gpu.agent.wait(lambda found: any(code.startswith("xid-") for _, code in found))
+    took_s = time.monotonic() - began_s
+    told = {code: verdict for (_check, code), verdict in found.items() if code.startswith("xid-")}
+    record_property("seen", f"{', '.join(told)} told {took_s:.2f} s after the process had ended")
+    assert set(told.values()) == {Verdict.OK}, on_gpu.agent.health
 
 
 def test_a_flood_of_events_is_few_messages_and_delays_no_other_finding(running: Running) -> None:
