@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from unbroken_core.protocol.messages import HealthStatus, PodFinding
 from unbroken_core.recovery.health import finding_text
-from unbroken_core.vocabulary.findings import LOG_LINES, STRAGGLERS, Verdict
+from unbroken_core.vocabulary.findings import IN_PART, LOG_LINES, STRAGGLERS, Verdict
 from unbroken_core.vocabulary.plurals import counted
 from unbroken_core.vocabulary.reasons import Reason
 
@@ -65,7 +65,9 @@ def _shown(found: Sequence[PodFinding]) -> str:
 
 
 def _unchecked(health: HealthStatus) -> str:
-    names = [check for check, num_pods in health.unchecked if num_pods > 0]
+    silent = dict.fromkeys(check for check, num_pods in health.unchecked if num_pods > 0)
+    # Not everywhere is said of one that knows a part in one pod, and nothing in another.
+    names = [check for check in silent if check.removesuffix(IN_PART) not in silent or not check.endswith(IN_PART)]
     rest = len(names) - _MAX_CHECKS
     shown = ", ".join(names[:_MAX_CHECKS]) + (f" and {rest} more" if rest > 0 else "")
     return f"not checked everywhere: {shown}" if names else ""

@@ -46,7 +46,8 @@ class Launcher:
 
     def __init__(self, config: LaunchConfig) -> None:
         self._config = config
-        self._stdout, self._stderr = Console(sys.stdout.fileno()), Console(sys.stderr.fileno())
+        pod = config.pod if config.is_supervised else ""
+        self._stdout, self._stderr = Console(sys.stdout.fileno(), pod), Console(sys.stderr.fileno(), pod)
         self._workers = Workers(config, self._stdout, self._stderr)
         self._watch = WatchProcess(config)
         self._workers.note_other_end = self._note_other_end

@@ -31,7 +31,9 @@ _UNPRINTABLE = bytes(byte if byte in (9, 27) or byte >= 32 else ord("?") for byt
 class Console:
     """One of the launcher's own streams, written when its reader takes more."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, pod: str = "") -> None:
+        """`pod`: whose it is, where several share what it leads to."""
+        self.pod = pod
         self._descriptor, self._chunk_bytes = _unblocked(descriptor)
         self._unsent = bytearray()
         self._is_open = True
@@ -217,7 +219,8 @@ class Stream:
 
 def complain(console: Console, message: str) -> None:
     """Print a message of the launcher itself."""
-    console.put(f"[unbroken.launch] {printable(message)}\n".encode(errors="replace"))
+    who = f"{console.pod}: " if console.pod else ""
+    console.put(f"[unbroken.launch] {printable(who + message)}\n".encode(errors="replace"))
 
 
 def _create_new(parent: Path, stem: str) -> tuple[Path, int]:

@@ -1,5 +1,6 @@
 """A function in a child process, and what it says: one JSON value a line. It can be killed, whatever it waits for."""
 
+import contextlib
 import functools
 import json
 import os
@@ -8,6 +9,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from unbroken.launch.process_tree import die_with
@@ -26,6 +28,10 @@ class EndedError(Exception):
         """`number`: of the signal that has ended it; 0: none."""
         super().__init__(how)
         self.number = number
+
+
+class StarvedError(TimeoutError):
+    """No word in time, and no core either: for a quarter of the time and more a child has waited for one."""
 
 
 class Forked:
@@ -61,6 +67,14 @@ class Forked:
             self._unread += data
         line, _, self._unread = self._unread.partition(b"\n")
         return json.loads(line)
+
+    def waited_s(self) -> float:
+        """Return for how many seconds one of its threads has waited for a core; 0 where Linux does not say."""
+        waited_ns = 0
+        for path in Path(f"/proc/{self.pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                waited_ns = max(waited_ns, int(path.read_text().split()[1]))
+        return waited_ns * 1e-9
 
     def end(self) -> None:
         """Kill it, if it has not ended."""
@@ -144,7 +158,11 @@ def answers_of(functions: list[Callable[[], Any]], limit_s: float) -> list[Child
         for child in children:
             try:
                 answers.append(ChildAnswer(child.read(until_s)))
-            except (TimeoutError, EndedError) as error:
+            except TimeoutError as error:
+                # Whom this one waits for may be the one that has waited for a core.
+                is_starved = any(4 * each.waited_s() >= limit_s for each in children)
+                answers.append(ChildAnswer(None, StarvedError() if is_starved else error))
+            except EndedError as error:
                 answers.append(ChildAnswer(None, error))
         return answers
     finally:

@@ -63,7 +63,7 @@ def _gather(options: Options, store: Store) -> list[HostRecord]:
 
 
 def _state(arrival: Arrival | None) -> HostState:
-    if arrival is None:
+    if arrival is None or arrival.is_unknown:
         return HostState.SILENT
     return HostState.ABLE if arrival.is_able else HostState.BROKEN
 
@@ -74,7 +74,7 @@ def _run_round(options: Options, store: Store, hosts: list[HostRecord], planned:
     gpus = {pair: min(hosts[pair.left].gpus, hosts[pair.right].gpus) for pair in planned.pairs}
     if options.backend == "gloo":
         gpus = dict.fromkeys(planned.pairs, 0)
-    limit_s = options.pair_limit_s(any(gpus.values()))
+    limit_s = options.pair_s
     for pair in planned.pairs:
         for side, host in enumerate(pair):
             meeting = f"pair/{number}/{pair.left}-{pair.right}"

@@ -11,7 +11,8 @@ from unbroken_core.vocabulary.errors import InputError
 
 GRACE_S = 5.0
 """Beyond the limit of a pair: for a host to say that it has ended the test."""
-CPU_PAIR_S, GPU_PAIR_S = 5.0, 15.0
+PAIR_S = 15.0
+"""A pair takes a second or two, and longer on hosts that are busy."""
 _MAX_HOSTS = 4096
 _MAX_LOCAL_PODS = 64
 _START_S = 300.0
@@ -46,21 +47,17 @@ class Options:
     backend: str
     own_s: float
     arrival_s: float
-    pair_s: float | None
+    pair_s: float
     min_gbits: float | None
     output: str
     is_verbose: bool
     is_idle: bool = False
     """Another process of this host takes part."""
 
-    def pair_limit_s(self, is_gpu: bool) -> float:
-        """Return how long the test of a pair may take."""
-        return self.pair_s if self.pair_s is not None else GPU_PAIR_S if is_gpu else CPU_PAIR_S
-
     @property
     def total_s(self) -> float:
         """How long all of it takes at most: each wait has its limit, and this ends what is left."""
-        rounds_s = max_rounds(self.num_hosts) * (self.pair_limit_s(True) + GRACE_S)
+        rounds_s = max_rounds(self.num_hosts) * (self.pair_s + GRACE_S)
         return _START_S + 4 * self.own_s + self.arrival_s + rounds_s
 
 
@@ -100,10 +97,7 @@ def make_parser() -> argparse.ArgumentParser:
     times.add_argument("--own-timeout", type=float, default=60.0, metavar="S", help="each check of a host alone (60)")
     times.add_argument("--arrival-timeout", type=float, default=180.0, metavar="S", help="until all have come (180)")
     times.add_argument(
-        "--pair-timeout",
-        type=float,
-        metavar="S",
-        help=f"one test of a pair ({CPU_PAIR_S:g}, with GPUs {GPU_PAIR_S:g})",
+        "--pair-timeout", type=float, default=PAIR_S, metavar="S", help="one test of a pair (%(default)g)"
     )
     other = parser.add_argument_group("other")
     other.add_argument("-o", "--output", choices=("text", "json"), default="text", help="(%(default)s)")
@@ -125,7 +119,7 @@ def read_options(arguments: Sequence[str] | None, environment: Mapping[str, str]
         ("--arrival-timeout", parsed.arrival_timeout),
         ("--pair-timeout", parsed.pair_timeout),
     ):
-        if value is not None and not 1 <= value <= 3600:
+        if not 1 <= value <= 3600:
             raise InputError(f"{option}: want 1 to 3600 seconds, got {value:g}")
     for option, value in (("--devices", parsed.devices), ("--min-gbits", parsed.min_gbits)):
         if value is not None and not value >= 0:

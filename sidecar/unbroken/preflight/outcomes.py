@@ -30,6 +30,8 @@ class CheckEnding(Word):
     """Somebody has killed its process: Linux does where memory is short."""
     SILENT = "silent"
     """Not in time."""
+    STARVED = "starved"
+    """Not in time, and its processes have waited for a core: the host is busy."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ _VERDICTS = {
     CheckEnding.DEAD: Verdict.SUSPECT,
     CheckEnding.KILLED: Verdict.UNKNOWN,
     CheckEnding.SILENT: Verdict.UNKNOWN,
+    CheckEnding.STARVED: Verdict.UNKNOWN,
 }
 
 
@@ -68,7 +71,7 @@ def findings_of(outcomes: Iterable[CheckOutcome], versions: Mapping[str, str]) -
         if verdict is Verdict.OK:
             num_well[check] = num_well.get(check, 0) + 1
             continue
-        code = NO_ANSWER if outcome.ending is CheckEnding.SILENT else ""
+        code = NO_ANSWER if outcome.ending in (CheckEnding.SILENT, CheckEnding.STARVED) else ""
         found.append(Finding(check, outcome.entity, verdict, code, message=outcome.message[:_MOST_MESSAGE]))
     well = [Finding(check, "", Verdict.OK, message=f"{counted(num, 'test')} passed") for check, num in num_well.items()]
     return (*found, *well, *_of_versions(versions))

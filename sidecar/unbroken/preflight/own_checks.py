@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined] # torch does not export them by name
 
 from unbroken.preflight.exchange import Seat, WrongDataError, exchange, told
-from unbroken.preflight.forked import ChildAnswer, EndedError, answer_of, answers_of
+from unbroken.preflight.forked import ChildAnswer, EndedError, StarvedError, answer_of, answers_of
 from unbroken.preflight.meeting import first_line
 from unbroken.preflight.outcomes import CheckEnding, CheckOutcome
 from unbroken.watch.errors import NotCheckedError
@@ -29,7 +29,7 @@ _LOOPBACK_BYTES = 1 << 20
 _FACTS_LIMIT_S = 60.0
 
 Check = dict[str, str]
-"""`check`, `entity`, `verdict` (ok, bad), `message`."""
+"""`check`, `entity`, `verdict` (ok, bad, unknown), `message`."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,15 @@ def parts(num_devices: int | None, limit_of: Callable[[int], float]) -> Iterator
 
 
 def _check(outcome: CheckOutcome) -> Check:
-    verdict = "bad" if outcome.message else "ok"
+    # A host that is busy is not broken.
+    bad = "unknown" if outcome.ending is CheckEnding.STARVED else "bad"
+    verdict = bad if outcome.message else "ok"
     return {"check": outcome.check, "entity": outcome.entity, "verdict": verdict, "message": outcome.message}
 
 
 def _reason(error: Exception | None, limit_s: float) -> tuple[CheckEnding, str]:
+    if isinstance(error, StarvedError):
+        return CheckEnding.STARVED, f"no end within {limit_s:.3g} s, as this host is busy: it waited for a core"
     if isinstance(error, TimeoutError):
         return CheckEnding.SILENT, f"no end within {limit_s:.3g} s"
     is_killed = isinstance(error, EndedError) and error.number == signal.SIGKILL

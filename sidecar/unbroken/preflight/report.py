@@ -122,7 +122,7 @@ def _evidence(host: HostRecord, verdict: HostVerdict, names: Sequence[str], reas
     """Return one line for people."""
     if verdict.named is Named.OK:
         return ""
-    if verdict.why is Why.OWN_CHECKS and host.arrival is not None:
+    if host.arrival is not None and (verdict.why is Why.OWN_CHECKS or host.arrival.is_unknown):
         failed = [check for check in host.arrival.checks if check["verdict"] != "ok"]
         return "; ".join(f"{check['check']} {check['entity']}".strip() + f": {check['message']}" for check in failed)
     if verdict.why is Why.SILENT:

@@ -23,6 +23,11 @@ class Arrival:
         """Whether all of its own checks have passed."""
         return all(check["verdict"] == "ok" for check in self.checks)
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether none of them has failed, and one had no core to run on."""
+        return not self.is_able and all(check["verdict"] in ("ok", "unknown") for check in self.checks)
+
 
 def read_arrival(value: Any) -> Arrival | None:
     """Return what a host says, cut to what one may say; None where it says something else."""

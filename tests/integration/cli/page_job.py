@@ -85,6 +85,14 @@ class PageJob:
         """Let a worker raise an exception."""
         self._do(self._fail(self.pods[name], local_rank, detail, stack))
 
+    def fail_all(self, name: str, *details: str) -> None:
+        """Let all workers of a pod raise an exception at once."""
+        pod = self.pods[name]
+        for place, (state, detail) in enumerate(zip(pod.states, details, strict=True)):
+            fault = Fault(Cause.EXCEPTION, state.iteration, detail)
+            pod.states[place] = replace(state, phase=WorkerPhase.STOPPING, fault=fault)
+        self._do(self._report(pod))
+
     def leave(self, name: str) -> None:
         """Let a pod say that it was told to end, and end."""
         self._do(self._leave(self.pods[name]))

@@ -149,8 +149,12 @@ def test_page_shows_the_job_and_goes_on_without_a_reload_through_faults_and_a_ne
         frames = tab.look("[...document.querySelectorAll('.stack code')].map((frame) => frame.textContent)")
         assert frames == [f"step  /app/{MARKUP}.py:7", "main  /app/train.py:12"]
         assert "rank 3 in digits-1" in tab.look("document.querySelector('.recoveries summary').textContent")
+        job.fail_all("digits-2", "ValueError: first", f"ValueError: {MARKUP}")
+        see(tab, f"{NUM_RECOVERIES} === 2 && {is_state('Training')}", "the recovery from two faults")
+        others = tab.look("[...document.querySelectorAll('.recoveries .evidence li')].map((item) => item.textContent)")
+        assert others == [f"rank 5 of digits-2: exception (ValueError: {MARKUP})"]
         job.leave("digits-0")
-        see(tab, f"{NUM_RECOVERIES} === 2 && {is_state('Training')}", "the recovery from a lost pod")
+        see(tab, f"{NUM_RECOVERIES} === 3 && {is_state('Training')}", "the recovery from a lost pod")
         assert tab.look(RANKS) == "0 1 2 3 4 5"
 
         job.kill()
@@ -158,7 +162,7 @@ def test_page_shows_the_job_and_goes_on_without_a_reload_through_faults_and_a_ne
         job.start()
         see(tab, f"{is_term(2)} && {is_state('Training')}", "the next rendezvous")
         job.fail("digits-2", 0, "ValueError: again", ())
-        see(tab, f"{NUM_RECOVERIES} === 3", "what the next rendezvous tells, beside what the former did")
+        see(tab, f"{NUM_RECOVERIES} === 4", "what the next rendezvous tells, beside what the former did")
         assert tab.look("window.isTheSame") is True
         assert tab.look("window.hacked") is None
         assert tab.look("document.querySelectorAll('body script, img').length") == 0

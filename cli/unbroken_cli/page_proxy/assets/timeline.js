@@ -7,6 +7,8 @@ import { CAUSE_WORDS, PHASES, PHASE_WORDS, RUNG_WORDS, clock, duration, many, mo
 const TICKS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400];
 const MAX_TICKS = 7;
 const MIN_SPAN_S = 30;
+/** Characters of the detail of a fault that is not the culprit's, as `unbroken_core` keeps them. */
+const MAX_OTHER = 300;
 
 /** Which recoveries a person has opened or closed, by key; of all others the newest is open. */
 const chosen = new Map();
@@ -100,7 +102,8 @@ function evidence(one, phases, view) {
     h(
       'dl', null,
       row('culprit', [one.pod && `pod ${one.pod}`, one.node && `node ${one.node}`, one.domain !== one.node && one.domain && `domain ${one.domain}`].filter(Boolean).join(', ') || 'nobody in particular'),
-      row('cause', `${one.cause}: ${CAUSE_WORDS[one.cause] ?? 'not known to this page'}${one.num_faults > 1 ? `; ${many(one.num_faults - 1, 'more fault')} came with it` : ''}`),
+      row('cause', `${one.cause}: ${CAUSE_WORDS[one.cause] ?? 'not known to this page'}`),
+      also(one),
       row('repaired by', repair(one)),
       row('iteration', one.iteration_after < 0 ? `${one.iteration_before}` : `${one.iteration_before} \u2192 ${one.iteration_after}${sizes(one)}`),
     ),
@@ -145,6 +148,21 @@ function who(one) {
 
 function what(one) {
   return one.detail || CAUSE_WORDS[one.cause] || one.cause;
+}
+
+/** What else failed in the same recovery; who failed alike is in one text, as `unbroken why` says it. */
+function also(one) {
+  const others = one.others ?? []; // A rendezvous of an earlier release names none.
+  const alike = new Map();
+  for (const { rank, pod, cause, detail } of others) {
+    const isSame = cause === one.cause && detail === one.detail.split(/\s+/).filter(Boolean).join(' ').slice(0, MAX_OTHER);
+    const how = isSame ? 'the same' : `${cause}${detail && ` (${detail})`}`;
+    alike.set(how, [...(alike.get(how) ?? []), rank === null ? pod || 'a pod' : `rank ${rank} of ${pod}`]);
+  }
+  const texts = [...alike].map(([how, failed]) => `${failed.join(', ')}: ${how}`);
+  const rest = one.num_faults - 1 - others.length;
+  if (rest > 0) texts.push(one.cause.endsWith('timeout') ? `${rest} more that failed or only waited` : many(rest, 'more fault'));
+  return texts.length === 0 ? null : row('and', h('ul', null, texts.map((text) => h('li', null, text))));
 }
 
 function repair(one) {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from unbroken_core.recovery.health import Blame, Strike, preflight_strike_of, strike_of
-from unbroken_core.vocabulary.findings import NOT_TOLD, PAIRS, PREFLIGHT, STRAGGLERS, Finding, Health, Verdict
+from unbroken_core.vocabulary.findings import IN_PART, NOT_TOLD, PAIRS, PREFLIGHT, STRAGGLERS, Finding, Health, Verdict
 
 
 class Takers(NamedTuple):
@@ -199,4 +199,4 @@ def _unchecked(health: Health | None) -> set[str]:
     findings = () if health is None else health.findings
     told = {each.check for each in findings if each.verdict is not Verdict.UNKNOWN}
     silent = {each.check for each in findings if each.verdict is Verdict.UNKNOWN and each.code == NOT_TOLD}
-    return ({each.check for each in findings} - told) | {f"{check} (in part)" for check in silent & told}
+    return ({each.check for each in findings} - told) | {check + IN_PART for check in silent & told}

@@ -110,6 +110,8 @@ def _is_true(looked: Looked | None, stamps: Stamps) -> bool:
 def _read_frozen(place: LocalPlace) -> Reading:
     """Return what a worker does of which no thread runs: its own library cannot answer."""
     stack = place.incarnation.stack
+    if place.incarnation.is_ending:
+        return Reading(Doing.FROZEN, "its main thread has ended")
     reading = read(MainThread(0, stack), True)
     return reading if reading.doing in _WAITS else Reading(Doing.FROZEN, place_of(stack))
 

@@ -107,6 +107,9 @@ class Orders:
             place.incarnation = replace(incarnation, must_be_ready_by_s=now_s + patience_s)
         elif now_s >= incarnation.must_be_ready_by_s:
             detail = f"did not leave iteration {state.iteration} within {patience_s:g} s; its process was ended"
+            if incarnation.is_ending:
+                # The script cannot leave what it is not in, and nobody ends a process but the launcher.
+                detail = "its main thread has ended; the pod's launcher does not say how: stopped, or it cannot end it"
             stack = incarnation.stack if incarnation.stack_asked == state.iteration else ()
             fault = Fault(Cause.HARD_TIMEOUT, state.iteration, detail + where(stack), patience_s, stack)
             place.incarnation = replace(incarnation, must_be_ready_by_s=None, found=fault)

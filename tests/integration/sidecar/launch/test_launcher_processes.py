@@ -33,7 +33,7 @@ LIMIT_S = 60.0
 class AgentDouble:
     """Listens on a pod's socket, and keeps what the launcher says."""
 
-    def __init__(self, folder: Path, command: list[str], ranks: int, variables: dict[str, str]) -> None:
+    def __init__(self, folder: Path, command: list[str], ranks: int, variables: dict[str, str], *options: str) -> None:
         self.folder = folder
         self.output, self.errors = folder / "out", folder / "err"
         self.processes: Processes | None = None
@@ -55,7 +55,7 @@ class AgentDouble:
         }
         with self.output.open("wb") as output, self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "unbroken.launch", "--grace", "1", "--", *command],
+                [sys.executable, "-m", "unbroken.launch", "--grace", "1", *options, "--", *command],
                 env=environment,
                 stdout=output,
                 stderr=errors,
@@ -176,8 +176,8 @@ def start() -> Iterator[Callable[..., AgentDouble]]:
     folder = Path(tempfile.mkdtemp(prefix="ubl-", dir="/tmp"))
     made: list[AgentDouble] = []
 
-    def begin(command: list[str], ranks: int = 1, **variables: str) -> AgentDouble:
-        made.append(AgentDouble(folder, command, ranks, variables))
+    def begin(command: list[str], ranks: int = 1, *options: str, **variables: str) -> AgentDouble:
+        made.append(AgentDouble(folder, command, ranks, variables, *options))
         return made[-1]
 
     yield begin

@@ -137,7 +137,14 @@ def test_a_pod_with_fewer_gpus_than_it_should_have_says_so(start: Begin, image: 
     (wrong,) = (each for each in found_by(agent).findings if each.verdict is Verdict.FATAL)
     assert wrong.check == "preflight-devices"
     assert wrong.message.startswith("want 512 GPUs, got ")
-    agent.wait_output("preflight-devices is fatal: want 512 GPUs")
+    agent.wait_output("[unbroken.launch] preflight-devices is fatal: want 512 GPUs")
+
+
+def test_of_several_pods_of_a_terminal_it_is_said_which_one_finds_it(start: Begin, image: dict[str, str]) -> None:
+    more = {"UNBROKEN_PREFLIGHT": LONG, "HOSTILE": "no-torch"}
+    agent = start(WORKER, 1, "--supervised", **(image | more))
+    agent.wait_output("[unbroken.launch] digits-0: preflight-matmul is unknown: torch cannot be imported")
+    train(agent)
 
 
 def test_without_the_setting_no_process_is_started_for_it(start: Begin, image: dict[str, str]) -> None:

@@ -132,6 +132,13 @@ def test_worker_whose_process_is_ended_is_told_by_what_is_known(
     assert said(found) == doing
 
 
+def test_worker_whose_main_thread_has_ended_is_told_as_that() -> None:
+    found = place(alive_s=9.0, main_s=9.0)
+    found.incarnation = replace(found.incarnation, is_ending=True)
+    note_activities([found], INTERRUPT, SETTINGS)
+    assert said(found) == ("frozen", "its main thread has ended")
+
+
 def test_nobody_is_told_of_for_other_causes_or_other_iterations() -> None:
     found = looked_at(place(main_s=9.0), WAITS)
     note_activities([found], replace(INTERRUPT, cause=Cause.EXCEPTION), SETTINGS)

@@ -338,6 +338,19 @@ def test_worker_that_does_not_leave_in_hard_minus_soft_is_ended_and_named() -> N
     assert fault.cause is Cause.HARD_TIMEOUT
 
 
+def test_a_dead_worker_whose_launcher_says_nothing_is_not_said_to_have_been_ended() -> None:
+    """As where the launcher is stopped: the script is not to blame. 2.22"""
+    pod = Pod()
+    pod.run()
+    pod.step(WorkerDied(1, 0))
+    pod.hear(interrupt(0))
+    pod.after(20.1)
+    fault = faults(pod)[1]
+    assert fault is not None
+    assert fault.cause is Cause.HARD_TIMEOUT
+    assert fault.detail.startswith("its main thread has ended; the pod's launcher does not say how")
+
+
 @pytest.mark.parametrize(
     ("code", "error", "cause", "detail"),
     [

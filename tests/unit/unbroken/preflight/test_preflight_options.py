@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.preflight.options import Options, read_options
+from unbroken.preflight.options import PAIR_S, Options, read_options
 from unbroken.preflight.versions import KNOWN_BAD, NAMES, BadVersion, differences, listed
 from unbroken_core.vocabulary.errors import InputError
 
@@ -63,10 +63,9 @@ def test_pods_of_one_host_test_with_gloo_as_they_share_its_gpus() -> None:
     assert read("").backend == "auto"
 
 
-def test_a_pair_has_more_time_where_gpus_take_part_unless_it_is_said() -> None:
-    options = read("")
-    assert options.pair_limit_s(False) < options.pair_limit_s(True)
-    assert read("--pair-timeout 7").pair_limit_s(True) == 7
+def test_a_pair_has_the_time_that_it_has_in_a_job_unless_it_is_said() -> None:
+    assert read("").pair_s == PAIR_S
+    assert read("--pair-timeout 7").pair_s == 7
 
 
 def test_all_waits_together_are_bounded() -> None:

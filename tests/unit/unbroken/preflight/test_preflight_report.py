@@ -58,6 +58,14 @@ def test_what_is_bad_comes_first_with_its_evidence() -> None:
     assert line_of_host(report, 2).startswith("preflight: n2 is bad: matmul cuda:3: 1 of 9 products are wrong; 1 other")
 
 
+def test_a_host_whose_checks_had_no_core_is_unknown_and_not_bad() -> None:
+    check = {**WELL, "verdict": "unknown", "message": "no end within 60 s, as this host is busy"}
+    hosts = [HostRecord(0, Arrival("n0", (), 0, {}, (check,)), HostState.SILENT)]
+    report = make_report(OPTIONS, hosts, judge([HostState.SILENT], []), RoundFacts({}, [], 0, 2.5))
+    assert report["exitCode"] == 3
+    assert lines_of(report)[1] == "unknown  n0: matmul cuda:3: no end within 60 s, as this host is busy"
+
+
 @pytest.mark.parametrize(
     ("report", "code"),
     [

@@ -23,6 +23,7 @@ from unbroken_core.protocol.messages import (
 )
 from unbroken_core.protocol.settings import HealthMode, JobSettings, RungBudget
 from unbroken_core.recovery.health import BREAKER_S, BUDGET_S, MAX_BLAMED, SWITCH_S, finding_text
+from unbroken_core.recovery.health_words import nodes_healthy
 from unbroken_core.vocabulary.findings import MATMUL, Finding, Health, Verdict
 from unbroken_core.vocabulary.layers import Layer
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, Rung
@@ -116,6 +117,11 @@ def test_a_check_that_says_itself_that_it_knows_a_part_is_told_as_such() -> None
     health = bench.status().health
     assert health is not None
     assert health.unchecked == (("storage (in part)", 1),)
+    bench.find("p1", replace(SILENT, check="storage"))
+    health = bench.status().health
+    assert health is not None
+    assert dict(health.unchecked) == {"storage": 1, "storage (in part)": 1}
+    assert nodes_healthy(health).message.endswith("not checked everywhere: storage")
 
 
 def test_the_text_of_a_probe_names_it() -> None:
