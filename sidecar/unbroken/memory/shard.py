@@ -126,9 +126,11 @@ def _signature(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], tu
 
 def _memory_of(tensor: torch.Tensor, index: int) -> tuple[Any, ...]:
     """Return what two tensors share when they are the same memory; something unique for one without memory."""
-    if tensor.numel() == 0:
+    if tensor.numel() == 0 or tensor.layout is not torch.strided:
         return (index,)
-    return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
+    # The conjugate of a tensor is the same memory with a flag.
+    flags = (tensor.is_conj(), tensor.is_neg())
+    return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device, flags)
 
 
 def _lay_out(plan: SavePlan, planner: SavePlanner) -> tuple[Layout, tuple[torch.Tensor, ...]]:
@@ -141,8 +143,8 @@ def _lay_out(plan: SavePlan, planner: SavePlanner) -> tuple[Layout, tuple[torch.
         data, about = planner.resolve_data(item), item.tensor_data
         if isinstance(data, DTensor):
             data = data.to_local()
-        if not isinstance(data, torch.Tensor) or about is None or data.layout is not torch.strided:
-            raise TypeError(f"{item.index.fqn}: want a dense tensor or a DTensor, got {type(data).__name__}")
+        if not isinstance(data, torch.Tensor) or about is None or not _is_plain(data):
+            raise TypeError(f"{item.index.fqn}: want a dense tensor with values, or a DTensor, got {_kind(data)}")
         if tuple(data.shape) != tuple(about.chunk.sizes):
             raise TypeError(f"{item.index.fqn}: want a part of {tuple(about.chunk.sizes)}, got {tuple(data.shape)}")
         alias = first_at.setdefault(_memory_of(data, len(shapes)), len(shapes))
@@ -150,6 +152,16 @@ def _lay_out(plan: SavePlan, planner: SavePlanner) -> tuple[Layout, tuple[torch.
         shapes.append(Shape(item.index.fqn, data.dtype, tuple(about.size), offsets, sizes, alias))
         sources.append(data.detach())
     return make_layout(tuple(shapes)), tuple(sources)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether its values are its bytes. Who copies a quantized tensor into bytes ends the process."""
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
+
+
+def _kind(one: object) -> str:
+    name = type(one).__name__
+    return f"{name} of {one.layout}, {one.dtype}, on {one.device}" if isinstance(one, torch.Tensor) else name
 
 
 def _dump(objects: Mapping[str, Any]) -> bytes:

@@ -241,7 +241,7 @@ def fits(slot: Slot, shard: Shard) -> bool:
 def _take_samples(shard: Shard) -> tuple[Sample, ...]:
     """Digest a few parts of the source, chosen at random: the keeper looks for the same in the copy."""
     weights = [
-        one.num_bytes if source.is_contiguous() else 0
+        one.num_bytes if source.is_contiguous() and not (source.is_conj() or source.is_neg()) else 0
         for one, source in zip(shard.layout.entries, shard.sources, strict=True)
     ]
     if not any(weights):

@@ -146,7 +146,8 @@ def _let_go(gone: list[Any]) -> None:
         del mapped
         # RuntimeError: the limit on processes of the pod.
         with contextlib.suppress(RuntimeError):
-            threading.Thread(target=gone.clear, name="unbroken-unmap", daemon=True).start()
+            # No daemon: one that is within torch when the interpreter ends would abort the process.
+            threading.Thread(target=gone.clear, name="unbroken-unmap", daemon=False).start()
             return
     gone.clear()
 

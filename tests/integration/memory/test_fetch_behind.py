@@ -5,6 +5,8 @@ Nobody waits until what was restored is unmapped: neither the rank nor, without 
 
 import errno
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -179,6 +181,32 @@ def test_a_rank_does_not_wait_until_what_it_has_restored_is_unmapped(
         start(thread)
         thread.join(LIMIT_S)
     assert mappings_of(answer.slot.path) == []
+
+
+def test_a_process_that_ends_while_it_unmaps_ends_well() -> None:
+    """A rank that finds its last step restored returns at once; torch ends a process that leaves such a thread."""
+    script = """if True:
+        import mmap, threading, time
+        import torch
+        from unbroken.memory.sources import _LARGE_BYTES, _let_go
+
+        begun = threading.Event()
+
+        class Slow(mmap.mmap):
+            def __del__(self):
+                begun.set()
+                for _ in range(1000):
+                    time.sleep(0.001)
+
+        mapped = Slow(-1, _LARGE_BYTES)
+        gone = [torch.frombuffer(mapped, dtype=torch.uint8), mapped]
+        del mapped
+        _let_go(gone)
+        begun.wait()
+    """
+    command = [sys.executable, "-P", "-c", script]
+    ended = subprocess.run(command, timeout=LIMIT_S, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_a_fetch_waits_for_pages_that_workers_have_not_unmapped_yet(
