@@ -4,6 +4,7 @@ callbacks     what an ExportableState exports, such as the patience that EarlySt
 loss          the sum since the last log, else a log would leave out the steps before a fault
 frozen        the parameters that a callback has frozen meanwhile
 values        of modules, such as the adapter in use, or the rate of a dropout
+options       TrainingArguments that a callback has changed, and the names of what callbacks keep by themselves
 epoch         its number of steps, which must stay: a step would mean another place in the data
 groups        of parameters: a schedule, which is made later, sets rates in them, and momentum or betas
 max_steps     the end that a callback has set meanwhile
@@ -13,18 +14,24 @@ flos          floating-point operations that are not in the state yet
 import contextlib
 import copy
 import dataclasses
+import logging
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState, TrainerControl
 
-from unbroken.integrations.module_values import ModuleValues
+from unbroken.integrations import text_states
+from unbroken.integrations.module_values import ModuleValues, PlainValues
+
+logger = logging.getLogger(__name__)
 
 MAX_LOGS = 1_000
 """Entries of the Trainer's log history in a checkpoint in memory: the newest."""
+MAX_NAMES = 10
+"""Of what callbacks keep by themselves."""
 
 
 class RunningLoss:
@@ -94,19 +101,54 @@ class RunningLoss:
             self._sum = torch.tensor(0.0)
 
 
-def read(trainer: Trainer, loss: RunningLoss, planned_steps: int, values: ModuleValues | None) -> dict[str, Any]:
-    """Return what `put_back` takes, for JSON.
+class Begun:
+    """What callbacks may change meanwhile, as it is when a training begins."""
 
-    `planned_steps`: the last step as it was when the training began. `values`: of the model then; None before.
-    """
+    def __init__(self, trainer: Trainer) -> None:
+        self.max_steps = trainer.state.max_steps
+        self.values = ModuleValues(trainer.model)
+        self._args = PlainValues(trainer.args)
+        self._kept = {name: PlainValues(one) for name, one in _without_state(trainer)}
+
+    def options(self, trainer: Trainer) -> dict[str, Any]:
+        """Return what `put_back_options` takes, for JSON."""
+        new = PlainValues(TrainerCallback())
+        kept = [
+            f"{name}.{key}" for name, one in _without_state(trainer) for key in self._kept.get(name, new).changed(one)
+        ]
+        return {"args": text_states.for_json(self._args.changed(trainer.args)), "lost": kept[:MAX_NAMES]}
+
+
+def _without_state(trainer: Trainer) -> Iterator[tuple[str, Any]]:
+    """Yield callbacks that neither this package nor transformers has made, and that export nothing."""
+    for one in trainer.callback_handler.callbacks:
+        package = type(one).__module__.partition(".")[0]
+        if package not in ("transformers", "unbroken") and not isinstance(one, ExportableState):
+            yield type(one).__qualname__, one
+
+
+def _put_back_options(trainer: Trainer, saved: dict[str, Any]) -> None:
+    vars(trainer.args).update(text_states.from_json(saved["args"]))
+    if saved["lost"]:
+        logger.warning(
+            "callbacks begin anew with what they had changed: names=%d: %s; let it follow from state.global_step, or "
+            "make them an ExportableState, if the training depends on it",
+            len(saved["lost"]),
+            ", ".join(saved["lost"])[:1000],
+        )
+
+
+def read(trainer: Trainer, loss: RunningLoss, begun: Begun | None) -> dict[str, Any]:
+    """Return what `put_back` takes, for JSON. `begun`: None before a training begins."""
     last = trainer.state.max_steps
     return {
         # Not the planned one, which TrainingArguments say anew.
-        "max_steps": None if last == planned_steps else last,
+        "max_steps": None if begun is None or last == begun.max_steps else last,
         "loss": loss.state(),
         "flos": float(trainer.current_flos),
         "frozen": [name for name, one in trainer.model.named_parameters() if not one.requires_grad],
-        "values": {} if values is None else values.changed(trainer.model),
+        "values": {} if begun is None else begun.values.changed(trainer.model),
+        "options": None if begun is None else begun.options(trainer),
         "epoch": steps_of_epoch(trainer),
     }
 
@@ -121,7 +163,7 @@ def steps_of_epoch(trainer: Trainer) -> int | None:
     return max(steps, 1)
 
 
-def put_back(trainer: Trainer, loss: RunningLoss, values: ModuleValues, saved: dict[str, Any]) -> None:
+def put_back(trainer: Trainer, loss: RunningLoss, begun: Begun, saved: dict[str, Any]) -> None:
     """Put it back, once the Trainer has wrapped its model: what is frozen now may be trained later.
 
     Raises ValueError where the step's number would mean another place in the data.
@@ -140,7 +182,9 @@ def put_back(trainer: Trainer, loss: RunningLoss, values: ModuleValues, saved: d
     frozen = set(saved["frozen"])
     for name, one in trainer.model.named_parameters():
         one.requires_grad_(name not in frozen)
-    values.put_back(trainer.model, saved.get("values", {}))
+    begun.values.put_back(trainer.model, saved.get("values", {}))
+    if (options := saved.get("options")) is not None:
+        _put_back_options(trainer, options)
 
 
 def groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
