@@ -14,24 +14,20 @@ flos          floating-point operations that are not in the state yet
 import contextlib
 import copy
 import dataclasses
-import logging
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer
 from transformers.trainer_callback import ExportableState, TrainerControl
 
 from unbroken.integrations import text_states
+from unbroken.integrations.callback_values import CallbackValues, tell_lost
 from unbroken.integrations.module_values import ModuleValues, PlainValues
-
-logger = logging.getLogger(__name__)
 
 MAX_LOGS = 1_000
 """Entries of the Trainer's log history in a checkpoint in memory: the newest."""
-MAX_NAMES = 10
-"""Of what callbacks keep by themselves."""
 
 
 class RunningLoss:
@@ -108,34 +104,16 @@ class Begun:
         self.max_steps = trainer.state.max_steps
         self.values = ModuleValues(trainer.model)
         self._args = PlainValues(trainer.args)
-        self._kept = {name: PlainValues(one) for name, one in _without_state(trainer)}
+        self._kept = CallbackValues(trainer.callback_handler.callbacks, _has_state)
 
     def options(self, trainer: Trainer) -> dict[str, Any]:
-        """Return what `put_back_options` takes, for JSON."""
-        new = PlainValues(TrainerCallback())
-        kept = [
-            f"{name}.{key}" for name, one in _without_state(trainer) for key in self._kept.get(name, new).changed(one)
-        ]
-        return {"args": text_states.for_json(self._args.changed(trainer.args)), "lost": kept[:MAX_NAMES]}
+        """Return what `put_back` takes of it, for JSON."""
+        args = text_states.for_json(self._args.changed(trainer.args))
+        return {"args": args, "lost": self._kept.changed(trainer.callback_handler.callbacks)}
 
 
-def _without_state(trainer: Trainer) -> Iterator[tuple[str, Any]]:
-    """Yield callbacks that neither this package nor transformers has made, and that export nothing."""
-    for one in trainer.callback_handler.callbacks:
-        package = type(one).__module__.partition(".")[0]
-        if package not in ("transformers", "unbroken") and not isinstance(one, ExportableState):
-            yield type(one).__qualname__, one
-
-
-def _put_back_options(trainer: Trainer, saved: dict[str, Any]) -> None:
-    vars(trainer.args).update(text_states.from_json(saved["args"]))
-    if saved["lost"]:
-        logger.warning(
-            "callbacks begin anew with what they had changed: names=%d: %s; let it follow from state.global_step, or "
-            "make them an ExportableState, if the training depends on it",
-            len(saved["lost"]),
-            ", ".join(saved["lost"])[:1000],
-        )
+def _has_state(callback: Any) -> bool:
+    return isinstance(callback, ExportableState)
 
 
 def read(trainer: Trainer, loss: RunningLoss, begun: Begun | None) -> dict[str, Any]:
@@ -184,7 +162,8 @@ def put_back(trainer: Trainer, loss: RunningLoss, begun: Begun, saved: dict[str,
         one.requires_grad_(name not in frozen)
     begun.values.put_back(trainer.model, saved.get("values", {}))
     if (options := saved.get("options")) is not None:
-        _put_back_options(trainer, options)
+        vars(trainer.args).update(text_states.from_json(options["args"]))
+        tell_lost(options["lost"], "let it follow from state.global_step, or make them an ExportableState")
 
 
 def groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
