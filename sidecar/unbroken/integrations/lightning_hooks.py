@@ -30,7 +30,7 @@ class TrainerOptions:
 
     def __init__(self, trainer: Any) -> None:
         self._begun = {name: getattr(trainer, name) for name in OPTIONS}
-        self._kept = CallbackValues(trainer.callbacks, _has_state)
+        self._kept = CallbackValues(trainer.callbacks, _has_state, trainer.lightning_module)
 
     def changed(self, trainer: Any) -> dict[str, Any]:
         """Return what is another one now, for `put_back`."""

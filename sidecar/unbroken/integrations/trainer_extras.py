@@ -104,7 +104,7 @@ class Begun:
         self.max_steps = trainer.state.max_steps
         self.values = ModuleValues(trainer.model)
         self._args = PlainValues(trainer.args)
-        self._kept = CallbackValues(trainer.callback_handler.callbacks, _has_state)
+        self._kept = CallbackValues(trainer.callback_handler.callbacks, _has_state, trainer.model)
 
     def options(self, trainer: Trainer) -> dict[str, Any]:
         """Return what `put_back` takes of it, for JSON."""
