@@ -96,6 +96,38 @@ def test_what_trains_after_a_file_of_lightnings_own_is_what_trained_before(tmp_p
     assert fit(tmp_path, Freezing(), path=str(tmp_path / "step=8.ckpt")) == want
 
 
+class Clipping(Callback):  # type: ignore[misc]  # as above
+    """Clips more from some step on, and counts without a state."""
+
+    num_steps = 0
+
+    def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
+        """Count and clip."""
+        self.num_steps += 1
+        if trainer.global_step == 4:
+            trainer.gradient_clip_val = 0.01
+
+
+@pytest.mark.parametrize("has_file", [False, True])
+def test_options_of_the_trainer_stay_and_what_a_callback_counts_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, has_file: bool
+) -> None:
+    store = Memory()
+    files = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=8, save_top_k=-1)
+    if not has_file:
+        monkeypatch.setattr(memory, "Checkpointer", lambda **options: store)
+        with pytest.raises(RuntimeError, match="fails"):
+            fit(tmp_path, Module(), Clipping(), Fails(8), gradient_clip_val=1.0)
+        got = fit(tmp_path, Module(), Clipping(), gradient_clip_val=1.0)
+        store.kept = None
+        assert got == fit(tmp_path, Module(), Clipping(), gradient_clip_val=1.0)
+    else:
+        want = fit(tmp_path, Module(), Clipping(), files, gradient_clip_val=1.0, enable_checkpointing=True)
+        path = str(tmp_path / "step=8.ckpt")
+        assert fit(tmp_path, Module(), Clipping(), path=path, gradient_clip_val=1.0) == want
+    assert "callbacks begin anew with what they had changed: names=1: Clipping.num_steps;" in caplog.text
+
+
 class Thinning(Module):
     """Drops more from some step on, and counts without saying so in a checkpoint."""
 

@@ -163,6 +163,28 @@ class Thinning(TrainerCallback):  # type: ignore[misc]  # the package brings no 
             model.layers[1].p = 0.6
 
 
+class Clipping(TrainerCallback):  # type: ignore[misc]  # the package brings no types here
+    """Clips more from some step on, and counts without a state."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count and clip."""
+        self.num_steps += 1
+        if state.global_step == 4:
+            args.max_grad_norm = 0.01
+
+
+class Accumulating(TrainerCallback):  # type: ignore[misc]  # the package brings no types here
+    """Lets later steps have more batches."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Say so."""
+        if state.global_step == 4:
+            args.gradient_accumulation_steps = 2
+
+
 def building(callbacks: Callable[[], list[Any]] = list, **options: Any) -> Build:
     """Return what builds a Trainer with these options."""
     usual: dict[str, Any] = {
@@ -259,6 +281,8 @@ def patient() -> list[Any]:
         pytest.param(building(lambda: [Freezing()], **SAVED), "on_step_begin", 5, id="frozen parameters, from a file"),
         pytest.param(building(lambda: [Thinning()]), "on_step_end", 6, id="the rate of a dropout"),
         pytest.param(building(lambda: [Thinning()], **SAVED), "on_step_begin", 6, id="such a rate, from a file"),
+        pytest.param(building(lambda: [Clipping()]), "on_step_end", 6, id="an argument that a callback has changed"),
+        pytest.param(building(lambda: [Clipping()], **SAVED), "on_step_begin", 7, id="such an argument, from a file"),
         pytest.param(building(patient, **STOPPING), "on_step_end", 6, id="patience"),
         pytest.param(
             building(patient, **STOPPING, **SAVED, load_best_model_at_end=True),
@@ -297,6 +321,11 @@ def test_what_a_model_has_changed_and_has_not_again_is_named(tmp_path: Path, cap
     """A count may be one of this process alone, so it is not put back."""
     trained(tmp_path, building(lambda: [Thinning()]), "on_step_end", 6)
     assert "changed in training and not restored: names=1: num_steps; keep in a checkpoint" in caplog.text
+
+
+def test_what_a_callback_keeps_without_a_state_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trained(tmp_path, building(lambda: [Clipping(), Counting()]), "on_step_end", 6)
+    assert "callbacks begin anew with what they had changed: names=3: Clipping.num_steps, Breaking" in caplog.text
 
 
 class Stream(IterableDataset[Any]):
@@ -352,6 +381,11 @@ def with_weights(folder: Path, model: Model) -> Trainer:
             id="batches that rank 0 hands out",
         ),
         pytest.param(with_data, r"epoch: .* got an end after 0\.8333 epochs at step 10; .* __len__", id="a stream"),
+        pytest.param(
+            building(lambda: [Accumulating()]),
+            r"samples of a step: want 4, as when the training began, got 8; .* gradient_accumulation_steps",
+            id="longer steps",
+        ),
         pytest.param(
             building(lambda: [Ending()]), r"epoch: .* got an end after 0\.4000 epochs at step 4", id="a shorter epoch"
         ),

@@ -25,7 +25,6 @@ from transformers import Trainer, TrainerCallback
 
 from unbroken import inprocess, memory
 from unbroken.integrations import one_training, random_numbers, text_states, trainer_extras
-from unbroken.integrations.module_values import ModuleValues
 from unbroken.memory.agreement import all_true
 from unbroken.memory.place import read_every
 
@@ -149,10 +148,10 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
         self._checkpoints = memory.Checkpointer(every=self._every, disk=self._folders)
         self._at_moves = memory.Checkpointer(every=1)
         self._begun_at = 0
-        self._planned_steps = 0
         self._loss = trainer_extras.RunningLoss(trainer)
-        self._values: ModuleValues | None = None
-        """Those of the model as training begins; None before."""
+        self._begun: trainer_extras.Begun | None = None
+        """What callbacks may change, as training begins; None before."""
+        self._num_samples = self._samples()
         self._trainer_state: dict[str, Any] | None = None
         """What the Trainer goes on from; None at the start."""
         self._saved_extras: dict[str, Any] | None = None
@@ -208,14 +207,14 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
                 "create_optimizer and create_scheduler, or give it optimizers=(...)"
             )
         self._call.on_move(self._save_at_move)
-        self._planned_steps = state.max_steps
-        self._values = ModuleValues(self._trainer.model)
         if self._trainer_state is not None:
             # It is no start, and callbacks have counted that evaluation.
             args.eval_on_start = False
+        self._begun = trainer_extras.Begun(self._trainer)
+        if self._trainer_state is not None:
             trainer_extras.put_back_callbacks(self._trainer, self._trainer_state)
         if self._saved_extras is not None:
-            trainer_extras.put_back(self._trainer, self._loss, self._values, self._saved_extras)
+            trainer_extras.put_back(self._trainer, self._loss, self._begun, self._saved_extras)
         if self._restored is None:
             return
         self._trainer.lr_scheduler.load_state_dict(text_states.from_json(self._restored["scheduler"]))
@@ -256,6 +255,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
         if step == self._begun_at:
             return
         if step % self._every == 0:
+            self._refuse_longer_steps()
             with self._call.atomic():  # a fault elsewhere waits until this rank has saved
                 self._checkpoints.save(self._state(), step)
         self._call.ping(step=step)
@@ -320,7 +320,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
         }
 
     def _extras(self) -> dict[str, Any]:
-        return trainer_extras.read(self._trainer, self._loss, self._planned_steps, self._values)
+        return trainer_extras.read(self._trainer, self._loss, self._begun)
 
     def _samples(self) -> int:
         """Return how many samples one step has, on all ranks."""
@@ -328,6 +328,14 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
         # Ranks share a batch, or have one each.
         num_batches = 1 if self._trainer.accelerator.split_batches else args.world_size
         return int(args.train_batch_size * num_batches * args.gradient_accumulation_steps)
+
+    def _refuse_longer_steps(self) -> None:
+        if self._samples() != self._num_samples:
+            raise ValueError(
+                f"samples of a step: want {self._num_samples}, as when the training began, got {self._samples()}; "
+                "after a fault the step's number would mean another place in the data: let no callback change "
+                "gradient_accumulation_steps"
+            )
 
     def _refuse_samples(self, before: int, step: int) -> None:
         """Raise ValueError where the step's number would mean another place in the data."""

@@ -129,6 +129,10 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         """Those of the module as training begins; None before."""
         self._changed: Any = None
         """Which of them were others; None as above."""
+        self._options: lightning_hooks.TrainerOptions | None = None
+        """What callbacks may change, as training begins; None before."""
+        self._changed_options: dict[str, Any] | None = None
+        """What they had changed; None where nothing is restored."""
         self._num_fetched = 0
         """Batches that a module which takes them by itself had taken when this one began."""
         self._accumulates = 1
@@ -201,6 +205,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
                     f"{type(loader).__name__}, which would begin anew, or at another batch, after a fault"
                 )
         self._refuse_epochs(trainer)
+        self._options = lightning_hooks.TrainerOptions(trainer)
         self._waiting = WaitingGradients(trainer.optimizers)
 
     def _refuse_epochs(self, trainer: Trainer) -> None:
@@ -244,6 +249,9 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         if self._changed is not None and self._values is not None:
             self._values.put_back(pl_module, self._changed)
             self._changed = None
+        if self._changed_options is not None:
+            lightning_hooks.put_back(trainer, self._changed_options)
+            self._changed_options = None
         self._num_fetched = _num_fetched(trainer)
         if self._random is not None:
             # Lightning counts a batch that was begun and not ended once more, and validates by that number.
@@ -291,7 +299,8 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         metrics = {} if self._trainer is None else _metrics_of(self._trainer)
         modes = None if self._trainer is None else module_modes.read(self._trainer.lightning_module)
         changed = self._changed_values()
-        return {"batches": batches, "samples": self._samples(), "metrics": metrics, "modes": modes, "values": changed}
+        found = {"batches": batches, "samples": self._samples(), "metrics": metrics, "modes": modes, "values": changed}
+        return found | {"options": self._options_now()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Remember what Lightning has read from a file."""
@@ -300,6 +309,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         self._metrics = state_dict.get("metrics")
         self._modes = state_dict.get("modes")
         self._changed = state_dict.get("values")
+        self._changed_options = state_dict.get("options")
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Remember it: what it says of optimizers and progress is restored after `on_fit_start`."""
@@ -337,6 +347,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
             "metrics": _metrics_of(trainer),
             "modes": module_modes.read(trainer.lightning_module),
             "values": self._changed_values(),
+            "options": self._options_now(),
             "should_stop": bool(trainer.should_stop),
         }
 
@@ -346,6 +357,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         self._metrics = progress["metrics"]
         self._modes = progress["modes"]
         self._changed = progress.get("values")
+        self._changed_options = progress.get("options")
         # Something has asked for the end, and Lightning goes on until `min_steps` or `min_epochs`.
         trainer.should_stop = progress["should_stop"]
         trainer.fit_loop.load_state_dict(progress["loops"])
@@ -369,6 +381,9 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
 
     def _changed_values(self) -> Any:
         return {} if self._values is None else self._values.changed(self._trainer.lightning_module)
+
+    def _options_now(self) -> dict[str, Any] | None:
+        return None if self._options is None else self._options.changed(self._trainer)
 
     def _samples(self) -> dict[str, Any]:
         return {} if self._batches is None else self._batches.describe()

@@ -7,6 +7,8 @@ it, or put in the place of what is there, is kept; `restore` gives it back.
 from collections.abc import Sequence
 from typing import Any
 
+from unbroken.integrations.callback_values import CallbackValues, tell_lost
+
 _WEIGHTS = "state_dict"
 _HOOKS = ("on_save_checkpoint", "on_load_checkpoint")
 _BASES = ("Callback", "CheckpointHooks")
@@ -17,6 +19,30 @@ CHANGE_WHAT_TRAINS = ("StochasticWeightAveraging", "BaseFinetuning", "ModelPruni
 
 TRY_BEFORE = ("LearningRateFinder", "BatchSizeFinder")
 """Callbacks that train for a while to find an option, each time when `fit` begins."""
+
+OPTIONS = ("gradient_clip_val", "check_val_every_n_epoch", "val_check_batch")
+"""Of a Trainer, which a training looks at in each step or epoch, and callbacks may set."""
+_NUMBERS = (int, float, type(None))
+
+
+class TrainerOptions:
+    """These, and what callbacks keep without a state, as a training begins."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._begun = {name: getattr(trainer, name) for name in OPTIONS}
+        self._kept = CallbackValues(trainer.callbacks, _has_state, trainer.lightning_module)
+
+    def changed(self, trainer: Any) -> dict[str, Any]:
+        """Return what is another one now, for `put_back`."""
+        now = {name: getattr(trainer, name) for name in OPTIONS}
+        others = {name: one for name, one in now.items() if one != self._begun[name] and type(one) in _NUMBERS}
+        return {"trainer": others, "lost": self._kept.changed(trainer.callbacks)}
+
+
+def put_back(trainer: Any, changed: dict[str, Any]) -> None:
+    """Set the options, and name what callbacks have not again."""
+    vars(trainer).update(changed["trainer"])
+    tell_lost(changed["lost"], "let it follow from trainer.global_step, or give them state_dict and load_state_dict")
 
 
 def refuse(callbacks: Sequence[Any]) -> None:
@@ -79,6 +105,10 @@ def data_state(trainer: Any) -> dict[str, Any]:
 
 def _has_hooks(one: Any) -> bool:
     return any(_has(one, hook) for hook in _HOOKS)
+
+
+def _has_state(one: Any) -> bool:
+    return _has_hooks(one) or _has(one, "state_dict")
 
 
 def _has(one: Any, hook: str) -> bool:

@@ -7,7 +7,8 @@ file), so it is named where it is not there again.
 
 import copy
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from operator import is_
 from typing import Any
 
 from torch import nn
@@ -23,20 +24,40 @@ MAX_ITEMS = 64
 _OWN = frozenset(vars(nn.Module()))
 
 
+class PlainValues:
+    """Plain values that one object has when a training begins: numbers, text, small lists and dictionaries of these."""
+
+    def __init__(self, one: object, ignored: Collection[str] = ()) -> None:
+        self._ignored = ignored
+        self._num_names = len(vars(one))
+        self._begun = {key: copy.deepcopy(value) for key, value in _plain(vars(one), vars(one), ignored)}
+        self._simple = {key: value for key, value in self._begun.items() if not isinstance(value, dict | list | tuple)}
+        self._others = vars(one).keys() - ignored - self._simple.keys()
+
+    def changed(self, one: object) -> dict[str, Any]:
+        """Return those that are others now."""
+        now = vars(one)
+        is_calm = len(now) == self._num_names and all(map(is_, map(now.get, self._simple), self._simple.values()))
+        if is_calm and not self._others:
+            return {}
+        keys = self._others if is_calm and self._others <= now.keys() else now
+        found = _plain(now, keys, self._ignored)
+        return {key: value for key, value in found if not _is_same(value, self._begun.get(key, self))}
+
+
 class ModuleValues:
-    """Plain values (numbers, text, small lists and dictionaries of these) of a model that begins to train."""
+    """Those of all modules of a model that begins to train."""
 
     def __init__(self, model: nn.Module, ignored: Collection[str] = ()) -> None:
-        self._ignored = _OWN | set(ignored)
-        self._begun = {name: copy.deepcopy(dict(self._values(one))) for name, one in model.named_modules()}
+        ignored = _OWN | set(ignored)
+        self._begun = {name: PlainValues(module, ignored) for name, module in model.named_modules()}
+        self._added = PlainValues(nn.Module(), ignored)
 
     def changed(self, model: nn.Module) -> dict[str, Any] | str:
         """Return what is another one than when it began, for JSON and `put_back`."""
-        found: dict[str, Any] = {}
+        begun, added, found = self._begun, self._added, {}
         for name, module in model.named_modules():
-            begun = self._begun.get(name, {})
-            other = {key: one for key, one in self._values(module) if not _is_same(one, begun.get(key, module))}
-            if other:
+            if other := begun.get(name, added).changed(module):
                 found[name] = other
         return text_states.for_json(found)
 
@@ -59,8 +80,9 @@ class ModuleValues:
                 ", ".join(lost[:10])[:1000],
             )
 
-    def _values(self, module: nn.Module) -> Iterator[tuple[str, Any]]:
-        return ((key, one) for key, one in vars(module).items() if key not in self._ignored and _is_plain(one))
+
+def _plain(values: Mapping[str, Any], keys: Iterable[str], ignored: Collection[str]) -> Iterator[tuple[str, Any]]:
+    return ((key, values[key]) for key in keys if key not in ignored and _is_plain(values[key]))
 
 
 def _is_plain(value: Any) -> bool:

@@ -4,6 +4,7 @@ callbacks     what an ExportableState exports, such as the patience that EarlySt
 loss          the sum since the last log, else a log would leave out the steps before a fault
 frozen        the parameters that a callback has frozen meanwhile
 values        of modules, such as the adapter in use, or the rate of a dropout
+options       TrainingArguments that a callback has changed, and the names of what callbacks keep by themselves
 epoch         its number of steps, which must stay: a step would mean another place in the data
 groups        of parameters: a schedule, which is made later, sets rates in them, and momentum or betas
 max_steps     the end that a callback has set meanwhile
@@ -21,7 +22,9 @@ import torch
 from transformers import Trainer
 from transformers.trainer_callback import ExportableState, TrainerControl
 
-from unbroken.integrations.module_values import ModuleValues
+from unbroken.integrations import text_states
+from unbroken.integrations.callback_values import CallbackValues, tell_lost
+from unbroken.integrations.module_values import ModuleValues, PlainValues
 
 MAX_LOGS = 1_000
 """Entries of the Trainer's log history in a checkpoint in memory: the newest."""
@@ -94,19 +97,36 @@ class RunningLoss:
             self._sum = torch.tensor(0.0)
 
 
-def read(trainer: Trainer, loss: RunningLoss, planned_steps: int, values: ModuleValues | None) -> dict[str, Any]:
-    """Return what `put_back` takes, for JSON.
+class Begun:
+    """What callbacks may change meanwhile, as it is when a training begins."""
 
-    `planned_steps`: the last step as it was when the training began. `values`: of the model then; None before.
-    """
+    def __init__(self, trainer: Trainer) -> None:
+        self.max_steps = trainer.state.max_steps
+        self.values = ModuleValues(trainer.model)
+        self._args = PlainValues(trainer.args)
+        self._kept = CallbackValues(trainer.callback_handler.callbacks, _has_state, trainer.model)
+
+    def options(self, trainer: Trainer) -> dict[str, Any]:
+        """Return what `put_back` takes of it, for JSON."""
+        args = text_states.for_json(self._args.changed(trainer.args))
+        return {"args": args, "lost": self._kept.changed(trainer.callback_handler.callbacks)}
+
+
+def _has_state(callback: Any) -> bool:
+    return isinstance(callback, ExportableState)
+
+
+def read(trainer: Trainer, loss: RunningLoss, begun: Begun | None) -> dict[str, Any]:
+    """Return what `put_back` takes, for JSON. `begun`: None before a training begins."""
     last = trainer.state.max_steps
     return {
         # Not the planned one, which TrainingArguments say anew.
-        "max_steps": None if last == planned_steps else last,
+        "max_steps": None if begun is None or last == begun.max_steps else last,
         "loss": loss.state(),
         "flos": float(trainer.current_flos),
         "frozen": [name for name, one in trainer.model.named_parameters() if not one.requires_grad],
-        "values": {} if values is None else values.changed(trainer.model),
+        "values": {} if begun is None else begun.values.changed(trainer.model),
+        "options": None if begun is None else begun.options(trainer),
         "epoch": steps_of_epoch(trainer),
     }
 
@@ -121,7 +141,7 @@ def steps_of_epoch(trainer: Trainer) -> int | None:
     return max(steps, 1)
 
 
-def put_back(trainer: Trainer, loss: RunningLoss, values: ModuleValues, saved: dict[str, Any]) -> None:
+def put_back(trainer: Trainer, loss: RunningLoss, begun: Begun, saved: dict[str, Any]) -> None:
     """Put it back, once the Trainer has wrapped its model: what is frozen now may be trained later.
 
     Raises ValueError where the step's number would mean another place in the data.
@@ -140,7 +160,10 @@ def put_back(trainer: Trainer, loss: RunningLoss, values: ModuleValues, saved: d
     frozen = set(saved["frozen"])
     for name, one in trainer.model.named_parameters():
         one.requires_grad_(name not in frozen)
-    values.put_back(trainer.model, saved.get("values", {}))
+    begun.values.put_back(trainer.model, saved.get("values", {}))
+    if (options := saved.get("options")) is not None:
+        vars(trainer.args).update(text_states.from_json(options["args"]))
+        tell_lost(options["lost"], "let it follow from state.global_step, or make them an ExportableState")
 
 
 def groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

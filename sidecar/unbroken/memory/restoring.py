@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from torch import nn
 from torch.distributed.checkpoint.planner import LoadPlan
 
 from unbroken.memory.agreement import all_true, gather
@@ -105,8 +106,10 @@ class Restoration:
                     text = "step %d is restored with %d bytes from other pods"
                     logger.info(text, candidate.moment.step, self._remote.num_bytes)
                 self._explain(whole, candidate)
-                if chosen is not None and chosen.unclaimed:
-                    _tell_unclaimed(chosen)
+                if chosen is not None:
+                    if chosen.unclaimed:
+                        _tell_unclaimed(chosen)
+                    _refuse_lost_of_models(state, chosen)
                 return chosen
             self._refused.setdefault(candidate, "another rank cannot read it")
         lazy.drop()
@@ -235,6 +238,23 @@ def _tell_unclaimed(chosen: Chosen) -> None:
         len(chosen.unclaimed),
         names,
     )
+
+
+def _refuse_lost_of_models(state: Mapping[str, Any], chosen: Chosen) -> None:
+    """Raise ValueError where no rank has a place for a weight or buffer of a model. A collective of all ranks.
+
+    A rank that has only a part of the model, as in a pipeline, lacks what others have.
+    """
+    models = tuple(f"{name}." for name, one in state.items() if isinstance(one, nn.Module))
+    lost = {zlib.crc32(name.encode()): name for name in chosen.unclaimed if name.startswith(models)}
+    everywhere = set.intersection(*({number for (number,) in rows} for rows in gather([[one] for one in lost], 1)))
+    names = [name for number, name in lost.items() if number in everywhere]
+    if names:
+        raise ValueError(
+            f"{names[0]}: want a model with a place for it, as in the checkpoint of step {chosen.moment.step}, got one "
+            f"without ({len(names)} names); let a new model have all weights and buffers before load, also those that "
+            "are added later in training"
+        )
 
 
 def _is_told(restore: Restore | None) -> bool:

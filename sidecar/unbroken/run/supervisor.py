@@ -141,8 +141,8 @@ class Supervisor:
     def _interrupt(self, number: int) -> None:
         self._num_interrupts += 1
         if self._num_interrupts == 1:
-            self._say(f"{signal.Signals(number).name}: ending the job; once more to kill it")
             self._finish(128 + number)
+            self._say(f"{signal.Signals(number).name}: ending the job; once more to kill it")
         else:
             for pod in self._pods:
                 if pod.launcher is not None:
@@ -343,7 +343,12 @@ class Supervisor:
         """Tell the user; news is told also where quiet is wanted."""
         if is_news or not self._options.is_quiet:
             since_s = time.monotonic() - self._started_s
-            print(f"unbroken {since_s:7.2f}s  {printable(in_flags(text))}", file=sys.stderr, flush=True)
+            try:
+                print(f"unbroken {since_s:7.2f}s  {printable(in_flags(text))}", file=sys.stderr, flush=True)
+            except OSError:
+                # The terminal is gone. A run that was told to end goes on to end.
+                if not self._num_interrupts:
+                    raise
 
 
 def _is_storm(starts_s: list[float]) -> bool:

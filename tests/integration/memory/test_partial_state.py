@@ -258,6 +258,22 @@ def test_what_a_state_has_no_place_for_is_named_in_the_log(pod: LivePod, caplog:
     assert "no place for it: step=1 names=2: gone, means.x; let a new state have the keys" in caplog.text
 
 
+def test_a_models_buffer_without_a_place_is_refused(pod: LivePod) -> None:
+    """It would begin anew, and nobody would see more than another loss."""
+    pod.start()
+    model = nn.Linear(2, 2)
+    model.register_buffer("late", torch.ones(1))
+    Checkpointer().save({"model": model, "gone": 1}, 1)
+    pod.be(iteration=1)
+    fresh = nn.Linear(2, 2)
+    before = fresh.weight.detach().clone()
+    with pytest.raises(
+        ValueError, match=r"model\.late: want a model with a place for it, .* step 1, got .* \(1 names\)"
+    ):
+        Checkpointer().load({"model": fresh})
+    assert torch.equal(fresh.weight, before)
+
+
 def test_what_to_do_about_a_tensor_that_grows_is_said_in_the_log(
     pod: LivePod, caplog: pytest.LogCaptureFixture
 ) -> None:
