@@ -225,6 +225,11 @@ class Supervisor:
                 self._is_over = True
                 self._finish(0 if status.phase is JobPhase.COMPLETE else 1)
                 return
+            limit, num_faults = self._options.max_faults, max((one.number for one in status.recoveries), default=0)
+            if limit is not None and num_faults > limit:
+                self._say(f"{counted(num_faults, 'fault')}: giving up", is_news=True)
+                self._finish(1)
+                return
 
     # ------------------------------------------------------------------------------------------------------------ pods
 

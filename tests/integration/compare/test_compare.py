@@ -126,6 +126,13 @@ def test_a_signal_between_two_runs_ends_the_command_and_leaves_no_folder(compare
     assert said.errors.endswith(f"unbroken compare: ended by {name}: nothing is proved\n")
 
 
+def test_a_script_that_dies_each_time_ends_the_comparison(compare: Compare) -> None:
+    said = compare("dies")
+    assert (said.code, said.value["runs"]) == (2, [])
+    assert "it ended with exit code 1" in said.value["problem"]
+    assert "6 faults: giving up" in said.errors
+
+
 def test_what_a_script_writes_among_the_records_is_no_result(compare: Compare) -> None:
     said = compare("garbage")
     assert said.code == 2
