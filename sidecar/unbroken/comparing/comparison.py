@@ -224,6 +224,8 @@ def _other_begin(first: Record, other: Record) -> str:
     begins, others = _begin(first), _begin(other)
     if not other.saves and not other.struck:
         return f"it trained no step that it saved, and the first run did: {_LEFTOVERS}"
+    if other.struck and others[2] < 0:
+        begins = (*begins[:2], -1)  # It was hit before its first save.
     if begins != others:
         return f"it began {_words(others)}, and the first run {_words(begins)}: {_LEFTOVERS}"
     return ""

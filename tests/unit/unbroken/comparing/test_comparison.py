@@ -141,6 +141,13 @@ FULL = calm()
         pytest.param(FULL, 0, 2, "the training ended before the fault was due", id="no fault"),
         pytest.param(replace(broken(), loads=FULL.loads), 0, 2, "no rank called `load` after the fault", id="no load"),
         pytest.param(broken(-1), 0, 2, "nothing was restored after the fault", id="began anew"),
+        pytest.param(
+            replace(broken(-1), saves=tuple(one for one in broken(-1).saves if one.iteration)),
+            0,
+            2,
+            "nothing was restored after the fault",
+            id="hit before the first save",
+        ),
         pytest.param(broken(9), 0, 2, "no new step was saved after the fault", id="nothing after it"),
         pytest.param(
             replace(broken(9), saves=(*broken(9).saves, saved(9, 0, 1), saved(9, 1, 1))),
