@@ -264,13 +264,18 @@ def _numbers(numbers: Iterable[int]) -> str:
 def _placed(saves: Iterable[SavedPart]) -> list[tuple[Place, SavedPart]]:
     """Return each save with its place: which step of which rank it is, and which time that is saved in its iteration.
 
-    A script may save a step again, as the end of its training, with weights that it has averaged.
+    A script may save a step again, as the end of its training, with weights that it has averaged. The same values again
+    are no other save: `flush` writes a step that the memory did not take before, and whether it did is chance.
     """
+    last: dict[tuple[int, int, int], SavedPart] = {}
     times: Counter[tuple[int, int, int]] = Counter()
     found = []
     for one in saves:
-        times[one.iteration, one.step, one.rank] += 1
-        found.append(((one.step, one.rank, times[one.iteration, one.step, one.rank]), one))
+        key = (one.iteration, one.step, one.rank)
+        before, last[key] = last.get(key), one
+        if before is None or (before.names, before.digests) != (one.names, one.digests):
+            times[key] += 1
+            found.append(((one.step, one.rank, times[key]), one))
     return found
 
 
