@@ -3,12 +3,14 @@
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from unbroken.checkpoint_records import FaultAtStep
 from unbroken.comparing.comparison import Sameness, compare_broken, compare_calm, problem_of_calm, step_to_strike
@@ -17,6 +19,7 @@ from unbroken.comparing.records import Record, read_record
 from unbroken.comparing.text import RunReport, lines_of, outcome_of, value_of
 from unbroken.run.command import EndedRun, run_job
 from unbroken.run.flags import in_flags
+from unbroken.run.supervisor import ENDING_SIGNALS
 from unbroken_core.conventions.printable import printable
 from unbroken_core.vocabulary.errors import InputError
 
@@ -24,12 +27,12 @@ _BAD_INPUT = 2
 _SIGNALS = 128
 
 
-class _InterruptedError(Exception):
-    """A signal has ended a run."""
+class _InterruptedError(BaseException):
+    """A signal has ended a run, or came between two of them."""
 
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 def run(arguments: Sequence[str] | None) -> int:
@@ -40,7 +43,8 @@ def run(arguments: Sequence[str] | None) -> int:
         _complain(in_flags(str(error)))
         return _BAD_INPUT
     except _InterruptedError as error:
-        return error.code
+        _complain(f"ended by {signal.Signals(error.number).name}: nothing is proved")
+        return _SIGNALS + error.number
     except Exception:  # Python's own exit code for it is 1, which would mean a difference.
         traceback.print_exc()
         _complain("it has failed itself: nothing is proved")
@@ -49,12 +53,14 @@ def run(arguments: Sequence[str] | None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     options = read_compare_options(arguments)
-    folder = Path(tempfile.mkdtemp(prefix="unbroken-compare-"))
-    try:
-        with _output_to_errors():
-            reports, problem = _Comparison(options, folder).run()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with _ended_by_signals():
+        folder = Path(tempfile.mkdtemp(prefix="unbroken-compare-"))
+        try:
+            with _output_to_errors():
+                reports, problem = _Comparison(options, folder).run()
+        finally:
+            _ignore_signals()
+            shutil.rmtree(folder, ignore_errors=True)
     text = (
         json.dumps(value_of(reports, problem), indent=2)
         if options.is_json
@@ -133,8 +139,8 @@ class _Comparison:
             each.mkdir(mode=0o700)
         slug = f"{self._num_runs}-{name.replace(' ', '-')}"
         ended = run_job(of_run(self._options, slug, work, record, strike))
-        if ended.code >= _SIGNALS:
-            raise _InterruptedError(ended.code)
+        if ended.signal is not None:
+            raise _InterruptedError(ended.signal)
         found = read_record(record)
         # A script may write much: it has been compared in what it saves in memory.
         shutil.rmtree(base, ignore_errors=True)
@@ -144,6 +150,27 @@ class _Comparison:
         if self._options.is_here:
             return ""
         return "; each run begins in an empty folder: give files with their whole paths, or take --here"
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let a signal also end this command between two runs, and only once its folder is removed."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        _ignore_signals()
+        raise _InterruptedError(number)
+
+    before = {number: signal.signal(number, end) for number in ENDING_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ignore_signals() -> None:
+    for number in ENDING_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager

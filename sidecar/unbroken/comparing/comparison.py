@@ -16,6 +16,10 @@ MAX_NAMES_TOLD = 10
 Place = tuple[int, int, int]
 """Step, rank, and the number of the save of both in its iteration, from 1."""
 _LEFTOVERS = "it found what an earlier run had left; give each run a folder of its own, {run} in the script's arguments"
+_STILL = (
+    "no tensor of floating-point numbers changes from one checkpoint to the next: want what is trained in them, and "
+    "not a copy that was made before"
+)
 _LONGER = "want a longer one, or an earlier --at-step"
 
 
@@ -86,7 +90,7 @@ def problem_of_calm(record: Record) -> str:
     skipped = next((one.skipped for one in record.saves if one.skipped), "")
     if all(one.skipped for one in record.saves):
         return f"the memory took none of its checkpoints: {skipped}"
-    return ""
+    return _STILL if _is_still(record.saves) else ""
 
 
 def step_to_strike(record: Record, rank: int) -> int | None:
@@ -189,10 +193,30 @@ def _problem_of_broken(calm: Record, broken: Record, after: tuple[SavedPart, ...
             step == -1,
             "nothing was restored after the fault: the training began anew, which says nothing of checkpoints",
         ),
-        (not after, f"no step was saved after the fault: {_LONGER}"),
-        (sizes != new, f"the world has {_numbers(new)} ranks after the fault, and had {_numbers(sizes)}"),
+        (step is not None and _newest(calm) <= step, f"no new step was saved after the fault: {_LONGER}"),
+        (step is not None and _is_still(one for one in calm.saves if one.step >= step), _STILL),
+        (
+            bool(after) and sizes != new,
+            f"the world has {_numbers(new)} ranks after the fault, and had {_numbers(sizes)}",
+        ),
     )
     return next((text for is_so, text in checks if is_so), "")
+
+
+def _is_still(saves: Iterable[SavedPart]) -> bool:
+    """Whether several steps have the same tensors: then they are equal also where nothing goes on as it should."""
+    steps, firsts = set[int](), dict[int, tuple[object, ...]]()
+    for one in saves:
+        num = one.num_floats or one.num_tensors
+        found = (one.names[:num], one.digests[: num * DIGEST_CHARACTERS])
+        if firsts.setdefault(one.rank, found) != found:
+            return False
+        steps.add(one.step)
+    return len(steps) > 1
+
+
+def _newest(record: Record) -> int:
+    return max((one.step for one in record.saves), default=-1)
 
 
 def _other_begin(first: Record, other: Record) -> str:
@@ -200,6 +224,8 @@ def _other_begin(first: Record, other: Record) -> str:
     begins, others = _begin(first), _begin(other)
     if not other.saves and not other.struck:
         return f"it trained no step that it saved, and the first run did: {_LEFTOVERS}"
+    if other.struck and others[2] < 0:
+        begins = (*begins[:2], -1)  # It was hit before its first save.
     if begins != others:
         return f"it began {_words(others)}, and the first run {_words(begins)}: {_LEFTOVERS}"
     return ""
@@ -238,13 +264,18 @@ def _numbers(numbers: Iterable[int]) -> str:
 def _placed(saves: Iterable[SavedPart]) -> list[tuple[Place, SavedPart]]:
     """Return each save with its place: which step of which rank it is, and which time that is saved in its iteration.
 
-    A script may save a step again, as the end of its training, with weights that it has averaged.
+    A script may save a step again, as the end of its training, with weights that it has averaged. The same values again
+    are no other save: `flush` writes a step that the memory did not take before, and whether it did is chance.
     """
+    last: dict[tuple[int, int, int], SavedPart] = {}
     times: Counter[tuple[int, int, int]] = Counter()
     found = []
     for one in saves:
-        times[one.iteration, one.step, one.rank] += 1
-        found.append(((one.step, one.rank, times[one.iteration, one.step, one.rank]), one))
+        key = (one.iteration, one.step, one.rank)
+        before, last[key] = last.get(key), one
+        if before is None or (before.names, before.digests) != (one.names, one.digests):
+            times[key] += 1
+            found.append(((one.step, one.rank, times[key]), one))
     return found
 
 
@@ -271,8 +302,11 @@ def _differing(one: SavedPart, other: SavedPart) -> dict[str, bool]:
 
 
 def _digests(one: SavedPart) -> dict[str, str]:
-    size = DIGEST_CHARACTERS
-    return {name: one.digests[at * size : (at + 1) * size] for at, name in enumerate(one.names)}
+    found: dict[str, str] = {}
+    for at, name in enumerate(one.names):
+        # Two values may have one name: a key within a text, and one of the state.
+        found[name] = found.get(name, "") + one.digests[at * DIGEST_CHARACTERS :][:DIGEST_CHARACTERS]
+    return found
 
 
 def _difference(pairs: Iterable[tuple[SavedPart, SavedPart]], ignored: frozenset[str]) -> FirstDifference | None:

@@ -13,6 +13,8 @@ from unbroken_core.vocabulary.errors import InputError
 RUN = "{run}"
 """In the script's arguments: the folder of the run."""
 _MEMORY = "4Gi"
+_MAX_FAULTS = 5
+"""Of one run, of which one is meant: a script that is killed each time would go on for ever."""
 _USUAL = ("exception", "kill")
 _DESCRIPTION = (
     "Run a training script twice without a fault and once with each, and compare what it saves in memory, bit for bit."
@@ -74,7 +76,12 @@ def read_compare_options(arguments: Sequence[str] | None) -> CompareOptions:
         raise InputError("script: want a file, which each run can read, got standard input")
     faults = tuple(dict.fromkeys(parsed.fault or _USUAL))
     return CompareOptions(
-        replace(options, is_quiet=True), faults, parsed.at_step, parsed.at_rank, parsed.here, parsed.output == "json"
+        replace(options, is_quiet=True, max_faults=_MAX_FAULTS),
+        faults,
+        parsed.at_step,
+        parsed.at_rank,
+        parsed.here,
+        parsed.output == "json",
     )
 
 

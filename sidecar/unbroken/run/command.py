@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from unbroken.run.flags import in_flags
 from unbroken.run.loopback_block import LoopbackBlock
 from unbroken.run.memory_folder import memory_folder
 from unbroken.run.options import STDIN, RunOptions, read_options
-from unbroken.run.supervisor import Supervisor
+from unbroken.run.supervisor import ENDING_SIGNALS, Supervisor
 from unbroken_core.conventions.printable import printable
 from unbroken_core.protocol.messages import JobStatus
 from unbroken_core.vocabulary.errors import InputError
@@ -38,6 +39,8 @@ class EndedRun:
     """As of the command."""
     status: JobStatus | None
     """The last one that was read."""
+    signal: int | None = None
+    """Which one asked this command to end, also where the job was over already."""
 
 
 def run_job(options: RunOptions) -> EndedRun:
@@ -75,4 +78,12 @@ def _short_folder() -> str:
 
 async def _supervise(options: RunOptions, folder: Path, block: LoopbackBlock, memory: Path | None) -> EndedRun:
     supervisor = Supervisor(options, folder, block, memory)
-    return EndedRun(await supervisor.run(), supervisor.status)
+    loop, before = asyncio.get_running_loop(), {number: signal.getsignal(number) for number in ENDING_SIGNALS}
+    try:
+        code = await supervisor.run()
+    finally:
+        # The loop would leave those of the system at its end.
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+    return EndedRun(code, supervisor.status, supervisor.signal)

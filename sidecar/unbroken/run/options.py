@@ -63,6 +63,8 @@ class RunOptions:
     """More of the workers' environment."""
     work_folder: Path | None = None
     """In which workers begin; None: the present one."""
+    max_faults: int | None = None
+    """With more than this the run is given up; None: only as the job's settings say."""
 
 
 def read_options(arguments: Sequence[str] | None) -> RunOptions:

@@ -29,6 +29,7 @@ from unbroken_core.protocol.messages import JobStatus, Observation
 from unbroken_core.vocabulary.plurals import counted
 from unbroken_core.vocabulary.reasons import JobPhase, Role
 
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _RETRY_S = 0.1
 _BAD_INPUT = 2
 _STORM_STARTS = 5
@@ -80,6 +81,7 @@ class Supervisor:
         self._last_words: list[str] = []
         """What is said when all workers have ended."""
         self._num_interrupts = 0
+        self._signal: int | None = None
         self._started_s = time.monotonic()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -88,12 +90,17 @@ class Supervisor:
         """The last status that was read."""
         return self._status
 
+    @property
+    def signal(self) -> int | None:
+        """The first signal that asked this run to end, also where that was over already."""
+        return self._signal
+
     def _token(self, kind: Kind, pod: str = "") -> str:
         return derive_token(self._job_key, kind, self._options.settings.uid, pod)
 
     async def run(self) -> int:
         """Run the job to its end; return 0 when it is complete, 1 when it failed, 128 + N after signal N."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in ENDING_SIGNALS:
             self._loop.add_signal_handler(number, self._interrupt, number)
         settings = self._options.settings
         spares = f", {settings.spares} spare" if settings.spares else ""
@@ -141,6 +148,7 @@ class Supervisor:
     def _interrupt(self, number: int) -> None:
         self._num_interrupts += 1
         if self._num_interrupts == 1:
+            self._signal = number
             self._finish(128 + number)
             self._say(f"{signal.Signals(number).name}: ending the job; once more to kill it")
         else:
@@ -216,6 +224,11 @@ class Supervisor:
             if status.phase in (JobPhase.COMPLETE, JobPhase.FAILED):
                 self._is_over = True
                 self._finish(0 if status.phase is JobPhase.COMPLETE else 1)
+                return
+            limit, num_faults = self._options.max_faults, max((one.number for one in status.recoveries), default=0)
+            if limit is not None and num_faults > limit:
+                self._say(f"{counted(num_faults, 'fault')}: giving up", is_news=True)
+                self._finish(1)
                 return
 
     # ------------------------------------------------------------------------------------------------------------ pods

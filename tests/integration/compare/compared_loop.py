@@ -1,6 +1,7 @@
 """A training loop that `unbroken compare` breaks: right, or wrong in the way that its first argument names."""
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -27,6 +28,8 @@ class Flaws:
         """Before anything is made."""
         if self.kind == "fails":
             sys.exit(3)
+        if self.kind == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.kind == "fails later" and iteration:
             sys.exit(4)
         torch.manual_seed(int.from_bytes(os.urandom(4), "big") if self.kind == "random" else 0)

@@ -40,18 +40,18 @@ def compare(tmp_path: Path) -> Iterator[Compare]:
     """Return the command with JSON as its output, in a folder of the test's own."""
     with tempfile.TemporaryDirectory(prefix="ubc-", dir="/tmp") as temporary:
 
-        def call(*words: str, python: str = sys.executable, script: Path = LOOP) -> Said:
+        def call(*words: str, program: str = PROGRAM, script: Path = LOOP) -> Said:
             options = [word for word in words if word.startswith("--")]
             environment = {**os.environ, "TMPDIR": temporary, "GLOO_SOCKET_IFNAME": "lo", "MKL_CBWR": "COMPATIBLE"}
             environment |= {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": temporary}
-            command = [python, "-c", PROGRAM, "--memory=256Mi", "-o", "json", *options, str(script)]
+            command = [sys.executable, "-c", program, "--memory=256Mi", "-o", "json", *options, str(script)]
             command += [word for word in words if not word.startswith("--")]
             done = subprocess.run(
                 command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
             )
             said = Said(done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr)
             print(done.stdout, done.stderr)
-            assert [path.name for path in Path(temporary).glob("unbroken-compare-*")] == [], "nothing stays"
+            assert [path.name for path in Path(temporary).glob("unbroken-*")] == [], "nothing stays"
             return said
 
         yield call

@@ -1,5 +1,6 @@
 """`unbroken compare` with real jobs: what is right is equal, what is wrong is named, all else is called neither."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,22 @@ def test_a_run_that_finds_what_another_one_left_is_no_measure(compare: Compare, 
     assert compare("--fault=exception", "own file").code == 0, "in folders of their own they find nothing"
     assert compare("--fault=exception", "--here", "own file", "{run}").code == 0
     assert not (tmp_path / "own").exists()
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_between_two_runs_ends_the_command_and_leaves_no_folder(compare: Compare, name: str) -> None:
+    patch = "from unbroken.comparing import command; import os, signal, sys; "
+    patch += f"command.read_record = lambda folder: os.kill(os.getpid(), signal.{name}); "
+    said = compare("fails", program=f"{patch}sys.exit(command.run(None))")
+    assert said.code == 128 + signal.Signals[name]
+    assert said.errors.endswith(f"unbroken compare: ended by {name}: nothing is proved\n")
+
+
+def test_a_script_that_dies_each_time_ends_the_comparison(compare: Compare) -> None:
+    said = compare("dies")
+    assert (said.code, said.value["runs"]) == (2, [])
+    assert "it ended with exit code 1" in said.value["problem"]
+    assert "6 faults: giving up" in said.errors
 
 
 def test_what_a_script_writes_among_the_records_is_no_result(compare: Compare) -> None:

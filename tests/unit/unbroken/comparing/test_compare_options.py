@@ -1,5 +1,6 @@
 """What the runs of one comparison are: the script as it was typed, each in a folder of its own."""
 
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -7,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from unbroken.checkpoint_records import FaultAtStep
-from unbroken.comparing import main
+from unbroken.comparing import command, main
 from unbroken.comparing.options import CompareOptions, of_run, read_compare_options
+from unbroken.run.command import EndedRun
 from unbroken.run.options import RunOptions
 from unbroken_core.vocabulary.errors import InputError
 
@@ -44,6 +46,23 @@ def test_a_failure_of_its_own_is_no_difference(here: Path, monkeypatch: pytest.M
     """Python's exit code for an error that nobody catches is 1, as that of a difference."""
     monkeypatch.setattr(tempfile, "tempdir", str(here / "none"))
     assert main(["train.py"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("ended", "code", "said"),
+    [
+        pytest.param(EndedRun(0, None, signal.SIGTERM), 143, "ended by SIGTERM", id="while a job was over already"),
+        pytest.param(EndedRun(137, None), 2, "run 1, calm: it ended with exit code 137", id="the script's own code"),
+    ],
+)
+def test_a_signal_to_this_command_is_no_end_of_the_script(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ended: EndedRun, code: int, said: str
+) -> None:
+    monkeypatch.setattr(command, "run_job", lambda _: ended)
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(["train.py"]) == code
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert said in "".join(capsys.readouterr())
 
 
 def test_a_command_is_found_where_it_was_typed(here: Path) -> None:

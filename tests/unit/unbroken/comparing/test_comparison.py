@@ -103,6 +103,35 @@ def test_a_difference_before_the_fault_is_none_of_the_fault() -> None:
     assert "before the fault already" in seen.reason
 
 
+def still(record: Record, *, first: int) -> Record:
+    """Return a run whose tensors of floating-point numbers no longer change from a step on."""
+    saves = (saved(one.step, one.rank, one.iteration, weight="still") for one in record.saves)
+    return replace(
+        record, saves=tuple(new if new.step >= first else old for new, old in zip(saves, record.saves, strict=True))
+    )
+
+
+def test_values_that_no_step_changes_prove_nothing() -> None:
+    """A copy that was made before the training is equal whatever became of what is trained."""
+    assert "no tensor of floating-point numbers changes" in problem_of_calm(still(calm(), first=0))
+    assert problem_of_calm(still(calm(), first=1)) == ""
+    seen = compare_broken(still(calm(), first=4), still(broken(), first=4), (), 0)
+    assert seen.outcome is Sameness.NOT_COMPARABLE
+    assert "no tensor of floating-point numbers changes" in seen.reason
+    assert compare_broken(still(calm(), first=5), still(broken(), first=5), (), 0).outcome is Sameness.EQUAL
+
+
+def test_of_two_values_with_one_name_both_are_compared() -> None:
+    def twice(record: Record, first: str) -> Record:
+        saves = (replace(one, names=("weight", "rate", "rate"), num_tensors=1) for one in record.saves)
+        return replace(
+            record, saves=tuple(replace(one, digests=f"{one.digests[:16]}{first:>16}{0:>16}") for one in saves)
+        )
+
+    assert compare_calm(twice(calm(), "a"), twice(calm(), "a")).noise == ()
+    assert compare_calm(twice(calm(), "a"), twice(calm(), "b")).noise == ("rate",)
+
+
 FULL = calm()
 
 
@@ -112,7 +141,28 @@ FULL = calm()
         pytest.param(FULL, 0, 2, "the training ended before the fault was due", id="no fault"),
         pytest.param(replace(broken(), loads=FULL.loads), 0, 2, "no rank called `load` after the fault", id="no load"),
         pytest.param(broken(-1), 0, 2, "nothing was restored after the fault", id="began anew"),
-        pytest.param(broken(9), 0, 2, "no step was saved after the fault", id="nothing after it"),
+        pytest.param(
+            replace(broken(-1), saves=tuple(one for one in broken(-1).saves if one.iteration)),
+            0,
+            2,
+            "nothing was restored after the fault",
+            id="hit before the first save",
+        ),
+        pytest.param(broken(9), 0, 2, "no new step was saved after the fault", id="nothing after it"),
+        pytest.param(
+            replace(broken(9), saves=(*broken(9).saves, saved(9, 0, 1), saved(9, 1, 1))),
+            0,
+            2,
+            "no new step was saved after the fault",
+            id="that which it went on from, again",
+        ),
+        pytest.param(
+            replace(broken(), saves=tuple(one for one in broken().saves if not one.iteration)),
+            0,
+            1,
+            "10 parts missing, first step 5 of rank 0",
+            id="ended early",
+        ),
         pytest.param(replace(broken(), problem="torn"), 0, 2, "torn", id="not readable"),
         pytest.param(broken(), 9, 1, "it ended with exit code 9 after the fault", id="did not survive"),
         pytest.param(FULL, 9, 2, "it ended with exit code 9 before the fault", id="failed by itself"),
@@ -264,3 +314,12 @@ def test_a_script_that_saves_before_it_trains_saves_the_step_that_it_went_on_fro
     assert (seen.outcome, seen.difference) == (Sameness.DIFFERENT, FirstDifference(4, (1,), ("weight",), 1, 1))
     more = compare_broken(calm(), replace(record, saves=(*record.saves, saved(10, 0, 1))), (), 0)
     assert (more.outcome, "1 part more, first step 10" in more.reason) == (Sameness.DIFFERENT, True)
+
+
+def test_a_step_that_is_saved_again_as_it_was_is_one_save() -> None:
+    """Where the memory did not take the last step, `flush` saves it again: that is chance, and no difference."""
+    last = tuple(replace(saved(9, rank), skipped="still being copied") for rank in (0, 1))
+    again = replace(calm(), saves=(*calm().saves[:-2], *last, *calm().saves[-2:]))
+    assert compare_calm(calm(), again).outcome is compare_calm(again, calm()).outcome is Sameness.EQUAL
+    assert compare_broken(again, broken(), (), 0).outcome is Sameness.EQUAL
+    assert compare_calm(calm(), again).extent == compare_calm(calm(), calm()).extent
