@@ -1,6 +1,7 @@
 """What callbacks of a framework keep without a state of theirs: it begins anew after a fault, so it is named."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -45,9 +46,13 @@ class CallbackValues:
                 yield f"{name}.{key}", tuple(_mark(each) for each in tensors if id(each) not in self._of_model)
 
     def _unknown(self, callbacks: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+        """Yield them by name; another one of the same class has a number."""
+        seen: Counter[str] = Counter()
         for one in callbacks:
             if type(one).__module__.partition(".")[0] not in OWN and not self._has_state(one):
-                yield type(one).__qualname__, one
+                name = type(one).__qualname__
+                seen[name] += 1
+                yield name if seen[name] == 1 else f"{name}[{seen[name]}]", one
 
 
 def _tensors_of(value: Any) -> Sequence[torch.Tensor]:

@@ -45,6 +45,17 @@ def test_counts_and_means_are_named_and_what_trains_is_not() -> None:
     assert sorted(begun.changed(ones)) == [f"Averaging.{name}" for name in ("last", "mean", "num_steps", "shadow")]
 
 
+def test_two_of_one_class_are_not_taken_for_each_other() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    ones = [Averaging(model), Averaging(model)]
+    ones[1].num_steps = 7
+    ones[1].shadow = {"other": torch.zeros(2)}
+    begun = CallbackValues(ones, lambda one: False, model)
+    assert begun.changed(ones) == []
+    ones[1].num_steps += 1
+    assert begun.changed(ones) == ["Averaging[2].num_steps"]
+
+
 def test_a_few_are_named_of_many() -> None:
     one = Averaging(nn.Sequential(nn.Linear(2, 2)))
     begun = CallbackValues([one], lambda one: False, one.model)
