@@ -91,7 +91,7 @@ class Server:
         except ConnectionResetError as error:
             # Such as all that connected, and gave up, while this process stood still.
             logger.info("agent has gone before it was answered: address=%s error=%s", request.remote, error)
-            return connection
+            return connection if connection.prepared else web.Response()
 
     async def _serve_agent(self, connection: web.WebSocketResponse, request: web.Request) -> web.StreamResponse:
         await connection.prepare(request)
