@@ -6,7 +6,7 @@ keeper -> worker   Reserved or NoRoom; Found; Fetched or NotFetched; Done
 Agent and keeper talk on pipes, which no trainer reaches: the keeper is the agent's child.
 
 agent -> keeper    Copying, Certificate, Buddies, Restarting, Unranked; all that holds, anew to each keeper
-keeper -> agent    Counted, Holds, CertificateRequest; each whenever it has changed
+keeper -> agent    Counted, Holds, CertificateRequest; each whenever it has changed, and Counted every few seconds
 """
 
 from dataclasses import dataclass
@@ -23,6 +23,8 @@ MAX_LINE_BYTES = 4 << 20
 """Of an answer."""
 MAX_REQUEST_BYTES = 4096
 """Of what a worker sends: a keeper has up to 256 connections, in the memory of the agent's container."""
+TELL_AGAIN_S = 10.0
+"""After so long a keeper also tells its agent what has not changed: one that stands still says nothing."""
 MAX_SLOTS_FOUND = 4096
 """Most slots that one answer lists, the newest first."""
 

@@ -2,11 +2,12 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import BinaryIO
 
 from unbroken.keeper.telling import Telling
-from unbroken_core.pod.memory_messages import MAX_LINE_BYTES, Counted, Holds, OfAgent, ToAgent
+from unbroken_core.pod.memory_messages import MAX_LINE_BYTES, TELL_AGAIN_S, Counted, Holds, OfAgent, ToAgent
 from unbroken_core.protocol import wire
 from unbroken_core.protocol.messages import CertificateRequest
 from unbroken_core.vocabulary.checkpoints import Held
@@ -35,12 +36,13 @@ class Conversation:
         threading.Thread(target=self._listen, args=(obey,), name="orders", daemon=True).start()
 
     def _tell_sums(self, count: Callable[[], Counted]) -> None:
-        told = None
+        """Tell them when they change, and every few seconds: by that the agent knows that this keeper runs."""
+        told, told_at_s = None, 0.0
         while not self._is_over.wait(_TELL_EVERY_S if told else 0.0):
-            counted = count()
-            if counted != told:
+            counted, now_s = count(), time.monotonic()
+            if counted != told or now_s - told_at_s >= TELL_AGAIN_S:
                 self._say(counted)
-                told = counted
+                told, told_at_s = counted, now_s
 
     def _tell_holdings(self, telling: Telling) -> None:
         version, told = 0, None

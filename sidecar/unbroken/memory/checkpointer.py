@@ -180,7 +180,8 @@ class Checkpointer:
 
         All ranks of the default group call it together, with their state as it is in a new process. They agree on one
         step; if any rank cannot read it, all take an older one, in memory or on the disk. Raises CheckpointException
-        when none on the disk can be read: to begin anew would lose all of them.
+        when none on the disk can be read, KeeperAwayError when memory has one and the pod's keeper does not answer: to
+        begin anew would lose all of them.
         """
         began_s = time.monotonic()
         source, step = self._load(state)

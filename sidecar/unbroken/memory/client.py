@@ -46,13 +46,16 @@ class KeeperClient:
         until_s = time.monotonic() + limit_s
         give_up_s = time.monotonic() + min(AWAY_S, limit_s)
         while True:
+            num_asked = num_broken
             try:
                 connection = self._connect(_left(until_s))
-                give_up_s = time.monotonic() + min(AWAY_S, limit_s)
                 num_broken += 1
                 answer = self._ask_once(connection, message, until_s)
             except (OSError, WireError) as error:
                 logger.debug("keeper has not answered: error=%s", error)
+                if num_broken > num_asked:
+                    # It is away since now, however long it had the request.
+                    give_up_s = time.monotonic() + min(AWAY_S, limit_s)
             else:
                 if not isinstance(answer, expected):
                     # It has answered something else: the caller must say why it goes on without.

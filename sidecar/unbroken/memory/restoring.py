@@ -39,6 +39,10 @@ _WHAT_GROWS = "; tensors are restored to the size that a new state gives them: k
 _OFFER_NUMBERS = 5
 
 
+class KeeperAwayError(RuntimeError):
+    """What is there to be restored cannot be read now, from this pod."""
+
+
 @dataclass(frozen=True)
 class Chosen:
     """A checkpoint that every rank can read, and this rank's part in it."""
@@ -57,9 +61,12 @@ class Restoration:
     """One `load`. Every rank of the default group makes the same calls in the same order."""
 
     def __init__(self, arena: WorkerSlots | None, place: WorkerInfo) -> None:
+        """Raises KeeperAwayError where the plan names checkpoints and this pod's keeper does not answer."""
         self._place = place
         self._arena = arena
         found = None if arena is None else arena.find()
+        if arena is not None and found is None:
+            _refuse_to_begin_anew(place.restore)
         self._slots: tuple[FoundSlot, ...] = () if found is None else _newest_of_each(found)
         if found is not None and found.bad:
             logger.warning("checkpoints in memory that must not be read: %s", "; ".join(found.bad)[:2000])
@@ -227,6 +234,20 @@ class Restoration:
             logger.warning("checkpoint in memory not used: %s", self._void)
         elif self._is_any and not whole and not self._why_none:
             logger.warning("no checkpoint in memory is whole: shards of other hosts have gone with them")
+
+
+def _refuse_to_begin_anew(restore: Restore | None) -> None:
+    """Raise KeeperAwayError where a plan names checkpoints: without this rank nobody could go back to them.
+
+    All ranks would begin anew, and the checkpoints would be void. As a fault of this rank it is repaired: the keeper is
+    started again, or the pod's ranks move to one that has a keeper.
+    """
+    named = [] if restore is None else [one.step for one in restore.candidates if not one.is_given_up]
+    if named:
+        raise KeeperAwayError(
+            f"checkpoint of step {named[0]} in memory: want the answer of this pod's keeper, got none; the agent's log "
+            "says more, which starts a keeper again that has ended"
+        )
 
 
 def _tell_unclaimed(chosen: Chosen) -> None:

@@ -16,11 +16,11 @@ from tests.waiting import wait_until
 from torch import nn
 
 from unbroken.keeper.reading import ReadLock
-from unbroken.memory import Checkpointer, Saved, Skipped
+from unbroken.memory import Checkpointer, Saved, Skipped, client
 from unbroken.memory.slots import Slot
 from unbroken_core.pod.memory_slots import BLOCK_BYTES, CONTENT_OFFSET, HEAD_BYTES, SlotState, digests_name
 from unbroken_core.protocol import wire
-from unbroken_core.vocabulary.checkpoints import Load, LoadSource, Restore
+from unbroken_core.vocabulary.checkpoints import Candidate, Load, LoadSource, Restore
 
 from .conftest import LivePod
 
@@ -378,6 +378,21 @@ def test_a_checkpoint_that_is_whole_again_and_void_is_named(
     assert Checkpointer().load({"weights": torch.zeros(3)}) is None
     told = f"checkpoint in memory not used: step 5 of iteration 0 is whole, and void since iteration 1 began {began}"
     assert [one.getMessage() for one in caplog.records] == [told]
+
+
+def test_a_rank_whose_keeper_is_away_fails_and_lets_nobody_begin_anew(
+    pod: LivePod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where there is something to go back to: a first iteration begins, as one does whose steps are given up."""
+    monkeypatch.setattr(client, "AWAY_S", 0.2)
+    given_up = Restore((Candidate(1, 0, 5, 1, is_given_up=True),))
+    for nothing in (Restore(()), given_up):
+        monkeypatch.setenv("UNBROKEN_RESTORE", wire.encode(nothing))
+        assert Checkpointer().load({"a": torch.zeros(1)}) is None
+        pod.be_new_process()
+    monkeypatch.setenv("UNBROKEN_RESTORE", wire.encode(Restore((Candidate(1, 0, 5, 1),))))
+    with pytest.raises(RuntimeError, match=r"checkpoint of step 5 in memory: want the answer of this pod's keeper"):
+        Checkpointer().load({"a": torch.zeros(1)})
 
 
 def test_an_older_timeline_is_void_after_a_restore(pod: LivePod) -> None:

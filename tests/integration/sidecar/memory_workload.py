@@ -2,11 +2,11 @@
 
     memory_workload.py KIND FOLDER [FAULT...]        KIND: ddp, fsdp2, hsdp        FAULT: WHAT:ITERATION:RANK:STEP
 
-WHAT is `raise`, `kill` (this process), `kill-pod` (its launcher), `kill-agent`, `kill-keeper`, or a point of the next
-save at which this process is killed: `begun`, `copied`, `half-sealed`, `sealed`; or of the load of that iteration (any
-STEP): `found`, `verified`, `half-read`, `read`; `corrupt` flips a bit of what was saved last and raises; `hold` says so
-in FOLDER/held, and waits in that step to be killed. `kill-rendezvous`, also behind a point and an `@`, as in
-`sealed@kill-rendezvous`, kills the rendezvous there, and this rank goes on without it.
+WHAT is `raise`, `kill` (this process), `kill-pod` (its launcher), `kill-agent`, `kill-keeper`, `stop-keeper`, or a
+point of the next save at which this process is killed: `begun`, `copied`, `half-sealed`, `sealed`; or of the load of
+that iteration (any STEP): `found`, `verified`, `half-read`, `read`; `corrupt` flips a bit of what was saved last and
+raises; `hold` says so in FOLDER/held, and waits in that step to be killed. `kill-rendezvous`, also behind a point and
+an `@`, as in `sealed@kill-rendezvous`, kills the rendezvous there, and this rank goes on without it.
 Each rank writes a line a step to FOLDER/losses: "ITERATION RANK STEP LOSS", the loss as bits; and "restored ITERATION
 RANK STEP" to FOLDER/restored. With TEST_STATE=1 the first rank writes "ITERATION SAVED-OR-LOADED STEP DIGEST" of the
 whole state to FOLDER/states. With TEST_INSIST=1 a save that is skipped is tried again. After step TEST_FLUSH_AT, as at
@@ -111,8 +111,8 @@ def break_if_due(iteration: int, step: int) -> None:
         if what == "kill-pod":
             os.kill(launcher_pid(), signal.SIGKILL)
             signal.pause()
-        if what in ("kill-agent", "kill-keeper", "kill-rendezvous"):
-            kill_part(what.removeprefix("kill-"))
+        if what in ("kill-agent", "kill-keeper", "kill-rendezvous", "stop-keeper"):
+            break_part(*what.split("-"))
         if what == "hold":
             note("held", iteration, dist.get_rank(), os.environ["UNBROKEN_POD"])
             signal.pause()
@@ -129,8 +129,12 @@ def launcher_pid() -> int:
     return next(one.pid for one in parents if "unbroken.launch" in one.cmdline())
 
 
-def kill_part(part: str) -> None:
-    """Kill the rendezvous, or a process of this pod and wait for the next one, so that the next fault finds it."""
+def break_part(how: str, part: str) -> None:
+    """Break the rendezvous, or a process of this pod.
+
+    After a kill wait for the next one, so that the next fault finds it. One that is to stand still has had the time to
+    hear of what was saved.
+    """
     if part == "rendezvous":
         kill_rendezvous()
         return
@@ -138,6 +142,10 @@ def kill_part(part: str) -> None:
     victim = part_of_pod(module)
     if victim is None:
         raise RuntimeError(f"no {module} in this pod")
+    if how == "stop":
+        time.sleep(1.0)
+        victim.suspend()
+        return
     victim.kill()
 
     def is_back() -> bool:

@@ -17,6 +17,7 @@ from unbroken_core.pod.memory_messages import (
     MAX_LINE_BYTES,
     SAVE_BOUNDS_S,
     SKIP_REASONS,
+    TELL_AGAIN_S,
     Counted,
     Holds,
     OfAgent,
@@ -33,6 +34,9 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
 _CALM_S = 30.0
 _END_S = 5.0
+LOOK_S = TELL_AGAIN_S / 2
+MAX_SILENT_LOOKS = 6
+"""Looks and not seconds: while this agent stood still itself, it has heard nobody."""
 
 
 class KeeperProcess:
@@ -46,6 +50,8 @@ class KeeperProcess:
         self._emit = emit
         self._port = port
         self._process: asyncio.subprocess.Process | None = None
+        self._num_heard = 0
+        """Messages of the keeper that runs."""
         self.counted: Counted | None = None
         """What the keeper has told last; None before the first time."""
         self._environment = {**os.environ, **environment}
@@ -82,8 +88,7 @@ class KeeperProcess:
             return
         if process.stdin.transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
             logger.warning("keeper does not read, it is ended: unsent_bytes=%d", _MAX_UNSENT_BYTES)
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            _kill(process)
             return
         process.stdin.write(wire.encode(message).encode() + b"\n")
 
@@ -91,6 +96,7 @@ class KeeperProcess:
         """Take what the keeper tells, until it ends. It reads what trainers write, so it is not believed either."""
         try:
             while line := await pipe.readline():
+                self._num_heard += 1
                 self._take(wire.decode(line, ToAgent))
         except (ValueError, WireError) as error:
             logger.warning("keeper says what it cannot: error=%s", error)
@@ -111,19 +117,35 @@ class KeeperProcess:
             case _:
                 assert_never(message)
 
+    async def _end_if_silent(self, process: asyncio.subprocess.Process) -> None:
+        """End a keeper that has spoken and then stands still: workers wait for its answers, and all ranks for them."""
+        num_heard = num_silent = 0
+        while num_silent < MAX_SILENT_LOOKS:
+            await asyncio.sleep(LOOK_S)
+            num_silent = num_silent + 1 if 0 < self._num_heard == num_heard else 0
+            num_heard = self._num_heard
+        logger.warning("keeper says nothing, it is ended: silent_s=%g", LOOK_S * MAX_SILENT_LOOKS)
+        _kill(process)
+
     async def _follow(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
+        self._process, self._num_heard = process, 0
         self._emit(KeeperStarted())
+        looking = asyncio.create_task(self._end_if_silent(process))
         try:
             if process.stdout is not None:
                 await self._listen(process.stdout)
             await process.wait()
         finally:
+            looking.cancel()
             if process.returncode is None:
                 # It has nothing to finish: all that it knows lies in its files.
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+                _kill(process)
                 await asyncio.wait_for(process.wait(), _END_S)
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
 
 
 def is_sound(counted: Counted) -> bool:

@@ -81,6 +81,19 @@ def test_a_restarted_agent_and_its_keeper_find_the_checkpoints_again(
     assert restored(tmp_path / "broken")[1] in ({"4"}, {"6"})
 
 
+def test_a_keeper_that_stands_still_costs_one_wait_and_no_second_fault(
+    start_job: Callable[..., Any], calm: Calm, tmp_path: Path
+) -> None:
+    """Seen before: each load hung on it, until the job had failed as often as it may, beside an idle spare."""
+    shape = (*SHAPE, "--soft-timeout", "150", "--hard-timeout", "160")
+    job = train(start_job, tmp_path / "broken", "fsdp2", "stop-keeper:0:1:7", "raise:0:1:7", shape=shape)
+    assert losses(tmp_path / "broken") == calm("fsdp2")
+    steps = restored(tmp_path / "broken")
+    assert set(steps) == {0, 1}
+    assert steps[1] in ({"4"}, {"6"})
+    assert "keeper says nothing, it is ended: silent_s=30" in job.text()
+
+
 def test_a_flipped_bit_sends_all_ranks_to_the_step_before(
     start_job: Callable[..., Any], calm: Calm, tmp_path: Path
 ) -> None:
