@@ -5,6 +5,7 @@ And what it shows of the job to whoever has the token."""
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import re
 import signal
@@ -124,6 +125,39 @@ def test_agents_that_have_given_up_meanwhile_are_no_errors_of_a_rendezvous_that_
 
     asyncio.run(scenario())
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_an_agent_that_leaves_while_it_is_answered_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def leave(connection: web.WebSocketResponse, request: web.BaseRequest) -> None:
+        # As aiohttp says it; which of its writes is the first after the end is chance.
+        raise ConnectionResetError("Cannot write to closing transport")
+
+    async def scenario() -> None:
+        (tmp_path / "token").write_text(TOKEN)
+        told = Refusals()
+        service = Service(Coordinator(JobSettings("digits"), asyncio.get_running_loop().time()), told)
+        connections = Connections(limits_of_api(1), told)
+        server = Server(service, TokenFile(tmp_path / "token"), told, connections)
+        runner = web.AppRunner(server.application(), access_log=None)
+        await runner.setup()
+        listener = socket.create_server(("127.0.0.1", 0))
+        await GuardedSite(runner, listener, connections).start()
+        monkeypatch.setattr(web.WebSocketResponse, "prepare", leave)
+        try:
+            async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
+                host, port = listener.getsockname()
+                with pytest.raises(aiohttp.WSServerHandshakeError):
+                    await session.ws_connect(f"http://{host}:{port}/v1/agents")
+        finally:
+            service.close()
+            await runner.cleanup()
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(scenario())
+    assert "agent has gone before it was answered" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 async def refusals(session: aiohttp.ClientSession, host: str) -> dict[str, str]:
