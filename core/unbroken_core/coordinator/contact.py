@@ -55,9 +55,10 @@ def lose(job: JobState, member: Member, cause: Cause, now_s: float, *, detect_s:
         take_fault(job, record, now_s)
     note_gone(job, member, detail)
     job.previous = note_lost(job, member)
-    job.checkpoints.lose(member.uid)
     _forget_asked(job, member)
     job.members.drop(member)
+    # Once it is no member: copies of its shards that nobody confirmed count now that it is gone.
+    job.checkpoints.lose(member.uid)
     job.health.note(member.uid, None, now_s)
     job.health.note_lines(member.uid, ())
     job.health.note_slow(member.uid, (), now_s)
