@@ -12,7 +12,7 @@ from unbroken_core.preflight.trials import HostState, Trial
 OWN_CHECKS_S = 3.0
 ROUND_S = 1.0
 HANGING_S = 5.0
-"""The time limit of a pair on CPUs: a bad host makes each test with it take as long."""
+"""What each test with a bad host takes: the limit of a pair with `--pair-timeout 5`, a third of the usual one."""
 
 
 @dataclass
