@@ -80,9 +80,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """
     if config.getvalue("dist") != "loadgroup":
         return None
-    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # it brings no types
+    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # the package brings no types
 
-    class ByServer(LoadScopeScheduling):  # type: ignore[misc]  # nor does its base
+    class ByServer(LoadScopeScheduling):  # type: ignore[misc]  # a base without types
         def _split_scope(self, nodeid: str) -> str:
             return "modern" if "[modern" in nodeid else "full"
 

@@ -96,7 +96,7 @@ def test_what_trains_after_a_file_of_lightnings_own_is_what_trained_before(tmp_p
     assert fit(tmp_path, Freezing(), path=str(tmp_path / "step=8.ckpt")) == want
 
 
-class Clipping(Callback):  # type: ignore[misc]  # as above
+class Clipping(Callback):  # type: ignore[misc]  # the package brings no types here
     """Clips more from some step on, and counts without a state."""
 
     num_steps = 0

@@ -97,7 +97,7 @@ class Module(LightningModule):  # type: ignore[misc]  # the package brings no ty
         return torch.optim.AdamW(self.parameters(), lr=0.1)
 
 
-class Data(LightningDataModule):  # type: ignore[misc]  # as above
+class Data(LightningDataModule):  # type: ignore[misc]  # the package brings no types here
     """Counts batches."""
 
     def __init__(self, batches: GlobalBatches) -> None:
@@ -124,7 +124,7 @@ class Data(LightningDataModule):  # type: ignore[misc]  # as above
         self.num_given = state_dict["num_given"]
 
 
-class Fails(Callback):  # type: ignore[misc]  # as above
+class Fails(Callback):  # type: ignore[misc]  # the package brings no types here
     """Fails at a batch."""
 
     def __init__(self, at: int) -> None:
@@ -173,7 +173,7 @@ def test_what_hooks_and_data_save_is_there_again(monkeypatch: pytest.MonkeyPatch
     assert torch.equal(got.layer.weight, want.layer.weight)
 
 
-class Best(Callback):  # type: ignore[misc]  # as above
+class Best(Callback):  # type: ignore[misc]  # the package brings no types here
     """Keeps a number that cannot be read without running code, from some step on."""
 
     def __init__(self) -> None:
@@ -198,7 +198,7 @@ def test_what_could_not_be_read_again_is_refused_when_it_is_saved(
     assert store.kept[0] == 3
 
 
-class Unfreezes(callbacks.BaseFinetuning):  # type: ignore[misc]  # as above
+class Unfreezes(callbacks.BaseFinetuning):  # type: ignore[misc]  # the package brings no types here
     """Trains more from some epoch on."""
 
     def freeze_before_training(self, pl_module: Any) -> None:

@@ -235,7 +235,7 @@ def one_cycle(folder: Path, model: Model) -> Trainer:
     return trainer
 
 
-class Sooner(TrainerCallback):  # type: ignore[misc]  # as above
+class Sooner(TrainerCallback):  # type: ignore[misc]  # the package brings no types here
     """Lets the training end after the ninth step."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

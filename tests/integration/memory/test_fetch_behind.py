@@ -195,6 +195,7 @@ def test_a_process_that_ends_while_it_unmaps_ends_well() -> None:
         class Slow(mmap.mmap):
             def __del__(self):
                 begun.set()
+                # As long as a large one takes, in parts: the main thread ends the interpreter meanwhile.
                 for _ in range(1000):
                     time.sleep(0.001)
 

@@ -132,8 +132,8 @@ def launcher_pid() -> int:
 def break_part(how: str, part: str) -> None:
     """Break the rendezvous, or a process of this pod.
 
-    After a kill wait for the next one, so that the next fault finds it. One that is to stand still has had the time to
-    hear of what was saved.
+    After a kill wait for the next one, so that the next fault finds it. One that stands still may not have told its
+    agent of the last save: the keeper after it finds that in the slots.
     """
     if part == "rendezvous":
         kill_rendezvous()
@@ -143,7 +143,6 @@ def break_part(how: str, part: str) -> None:
     if victim is None:
         raise RuntimeError(f"no {module} in this pod")
     if how == "stop":
-        time.sleep(1.0)
         victim.suspend()
         return
     victim.kill()

@@ -164,6 +164,7 @@ def test_a_driver_that_supports_nothing_and_files_that_are_not_there_are_unknown
 @pytest.fixture
 def on_gpu(running: Running) -> Running:
     """A watch on the machine's own driver, files and devices."""
+    # Elsewhere there is no driver but the compiled one.
     if not torch.cuda.is_available():
         pytest.skip("needs GPUs, got none")
     ours = {*running.gpus.environment, "UNBROKEN_WATCH_ROOT", "NVIDIA_VISIBLE_DEVICES"}

@@ -107,7 +107,7 @@ def train(call: inprocess.CallWrapper) -> None:
         **dict.fromkeys(("enable_progress_bar", "enable_model_summary", "logger"), False),
     )
     loader: Any = DataLoader(samples, batch_sampler=batches)  # type: ignore[arg-type]  # a list is a data set
-    validation: Any = DataLoader(samples[:24], batch_size=6)  # type: ignore[arg-type]  # as above
+    validation: Any = DataLoader(samples[:24], batch_size=6)  # type: ignore[arg-type]  # a list is a data set
     trainer.fit(module, loader, validation)
     assert trainer.global_step == NUM_STEPS
     check_files(files, trainer)

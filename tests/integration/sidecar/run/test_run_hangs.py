@@ -23,6 +23,7 @@ def test_rank_that_is_not_in_the_collective_is_blamed_without_any_ping(
     start_job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
     """With NCCL the rank that waits is in no call of torch.distributed: only the flight recorder tells."""
+    # NCCL has no other devices.
     if device == "gpu" and not torch.cuda.is_available():
         pytest.skip("needs GPUs, got none")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))))
