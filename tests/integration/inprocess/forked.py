@@ -71,11 +71,11 @@ def request(number: int, argv: Sequence[str], environment: Mapping[str, str], ou
 
 
 class Forks:
-    """A client of the zygote that is one thread; its workers die with it."""
+    """A client of a zygote that is one thread; its workers die with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, zygote: Zygote = ZYGOTE) -> None:
         self._connection = socket.socket(socket.AF_UNIX)
-        self._connection.connect(str(ZYGOTE.address))
+        self._connection.connect(str(zygote.address))
         self._buffer = b""
         self._started: list[ForkedProcess] = []
 

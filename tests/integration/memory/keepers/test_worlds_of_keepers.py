@@ -3,12 +3,12 @@
 import os
 import re
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.integration.inprocess.forked import MUCH_OF_TORCH, Forks
 
 from unbroken_core.pod.memory_slots import BLOCK_BYTES
 from unbroken_core.protocol import wire
@@ -18,9 +18,14 @@ from .keeper_pods import KeeperPod
 from .world_of_keepers import STEP, WIDTH
 
 WORKLOAD = str(Path(__file__).with_name("world_of_keepers.py"))
-LIMIT_S = 300.0
 NUM = 4
 pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _zygote() -> Iterator[None]:
+    yield
+    MUCH_OF_TORCH.close()
 
 
 @pytest.fixture
@@ -42,29 +47,25 @@ def run(what: str, folder: Path, kind: str, pods: Sequence[KeeperPod], restores:
     """Run a world to its end, a rank in each pod; return what the ranks have written, but for the parts of each."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    ranks = []
-    for rank, (pod, restore) in enumerate(zip(pods, restores, strict=True)):
-        environment = {
-            **os.environ,
-            "UNBROKEN_DIR": str(pod.folder),
-            "UNBROKEN_MEMORY_LIMIT": str(pod.limit_bytes),
-            "UNBROKEN_LOCAL_RANK": "0",
-            "UNBROKEN_TERM": "1",
-            "TORCHELASTIC_RESTART_COUNT": "0" if what == "train" else "1",
-            "RANK": str(rank),
-            "WORLD_SIZE": str(len(pods)),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "GLOO_SOCKET_IFNAME": "lo",
-            "UNBROKEN_RESTORE": "" if restore is None else wire.encode(restore),
-        }
-        ranks.append(subprocess.Popen([sys.executable, WORKLOAD, what, str(folder), kind], env=environment))
-    try:
-        assert [one.wait(LIMIT_S) for one in ranks] == [0] * len(ranks)
-    finally:
-        for one in ranks:
-            one.kill()
-            one.wait()
+    with closing(Forks(MUCH_OF_TORCH)) as forks:
+        ranks = []
+        for rank, (pod, restore) in enumerate(zip(pods, restores, strict=True)):
+            environment = {
+                **os.environ,
+                "UNBROKEN_DIR": str(pod.folder),
+                "UNBROKEN_MEMORY_LIMIT": str(pod.limit_bytes),
+                "UNBROKEN_LOCAL_RANK": "0",
+                "UNBROKEN_TERM": "1",
+                "TORCHELASTIC_RESTART_COUNT": "0" if what == "train" else "1",
+                "RANK": str(rank),
+                "WORLD_SIZE": str(len(pods)),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "GLOO_SOCKET_IFNAME": "lo",
+                "UNBROKEN_RESTORE": "" if restore is None else wire.encode(restore),
+            }
+            ranks.append(forks.start([WORKLOAD, what, str(folder), kind], environment, folder / f"log-{rank}"))
+        assert [one.wait() for one in ranks] == [0] * len(ranks), (folder / "log-0").read_text()
     return {(folder / f"{what}-{rank}").read_text() for rank in range(len(pods))}
 
 
