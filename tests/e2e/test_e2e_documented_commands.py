@@ -72,6 +72,8 @@ SMALLER = {
 }
 ENDLESS = re.compile(r"--watch$|kubectl logs -f |unbroken\.rounds ")
 FORWARD = re.compile(r"kubectl .*port-forward service/(\S+) (\d+) &$")
+CURL_HUNG_UP = 35
+"""Exit code of curl when the other end closes the connection before TLS stands."""
 
 
 def is_elsewhere(command: str) -> bool:
@@ -145,6 +147,12 @@ class Reader:
         self._run("unbroken local down")
 
     def _run(self, text: str) -> str:
+        done = wait_until(lambda: self._run_once(text), f"a connection that lasts: {text}")
+        assert done.returncode == 0, f"{text}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def _run_once(self, text: str) -> subprocess.CompletedProcess[str] | None:
+        """Return None where whom curl asked hung up: it has just been started, or is busy, and a person asks again."""
         done = subprocess.run(
             ["bash", "-c", text],
             check=False,
@@ -154,8 +162,7 @@ class Reader:
             text=True,
             timeout=LIMIT_S,
         )
-        assert done.returncode == 0, f"{text}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
+        return None if text.startswith("curl ") and done.returncode == CURL_HUNG_UP else done
 
     def _change(self, name: str, changes: dict[str, str]) -> None:
         path = self._folder / "examples" / name
