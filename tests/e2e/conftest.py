@@ -17,8 +17,8 @@ PROFILES = ("local", "full", "modern")
 _WITH_CLUSTER = re.compile(rf"\[({'|'.join(PROFILES)})\b")
 
 
-class TwoClustersAtATime(LoadScopeScheduling):  # type: ignore[misc] # it has no types
-    """Gives all tests with our own cluster to one process, and all with a real API server to another.
+class OneProcessEachCluster(LoadScopeScheduling):  # type: ignore[misc] # it has no types
+    """Gives all tests with one cluster to one process: our own, and each real API server.
 
     Each cluster has its own block of loopback addresses; two kubelets for the nodes of one API server would be one too
     many, and these jobs wait more than they work. What else is here has no cluster, and runs beside them. (The marks
@@ -29,12 +29,12 @@ class TwoClustersAtATime(LoadScopeScheduling):  # type: ignore[misc] # it has no
         found = _WITH_CLUSTER.search(nodeid)
         if found is None:
             return nodeid
-        return "our own cluster" if found[1] == "local" else "real API servers"
+        return found[1]
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> TwoClustersAtATime:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> OneProcessEachCluster:
     """Choose it, whatever `--dist` says."""
-    return TwoClustersAtATime(config, log)
+    return OneProcessEachCluster(config, log)
 
 
 @pytest.fixture(
