@@ -28,7 +28,8 @@ _WAITS = {
     "PodCreationBackOff": "stop who deletes the pods, a policy or a controller; the message names the last one and why",
     "ImagePullFailed": "correct the image's name, or add its pull secret to the template",
     "ContainerNotStarted": "add what the kubelet misses: a Secret, a ConfigMap, a volume or the command",
-    "BelowMinimumReplicas": "bring nodes back or add some before timeouts.startupSeconds is over; then the job fails",
+    "BelowMinimumReplicas": "bring nodes back or add some; the job fails only when enough pods run for "
+    "timeouts.startupSeconds in vain",
     "WaitingForIsolation": "wait until the time in the message; if the machines of these pods are off for certain, "
     "delete one of their Nodes, or taint it node.kubernetes.io/out-of-service",
     "PodRefused": "delete the pod that the message names: a new one is made from the job's spec",

@@ -123,6 +123,7 @@ def trained(folder: Path, build: Build, hook: str = "", left: int = 0) -> dict[s
             {name: one for name, one in log.items() if not name.endswith(times)} for log in trainer.state.log_history
         ],
         "loss": result.training_loss,
+        "random": torch.get_rng_state().tolist(),
         "seen": seen,
         "step": trainer.state.global_step,
         "callbacks": [one.count for one in trainer.callback_handler.callbacks if isinstance(one, Counting)],

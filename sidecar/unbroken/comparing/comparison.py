@@ -191,7 +191,8 @@ def _problem_of_broken(calm: Record, broken: Record, after: tuple[SavedPart, ...
         (step is None, "no rank called `load` after the fault: the training was not continued from memory"),
         (
             step == -1,
-            "nothing was restored after the fault: the training began anew, which says nothing of checkpoints",
+            "nothing was restored after the fault: the training began anew, which says nothing of checkpoints"
+            f"{_lacking(broken)}",
         ),
         (step is not None and _newest(calm) <= step, f"no new step was saved after the fault: {_LONGER}"),
         (step is not None and _is_still(one for one in calm.saves if one.step >= step), _STILL),
@@ -201,6 +202,16 @@ def _problem_of_broken(calm: Record, broken: Record, after: tuple[SavedPart, ...
         ),
     )
     return next((text for is_so, text in checks if is_so), "")
+
+
+def _lacking(record: Record) -> str:
+    """Return which ranks had no checkpoint in memory while others had, and why; "" where there are none."""
+    kept = {one.rank for one in record.saves if not one.skipped}
+    lacking = set(range(max((one.world_size for one in record.saves), default=0))) - kept
+    if not kept or not lacking:
+        return ""
+    skipped = next((f": {one.skipped}" for one in record.saves if one.rank in lacking and one.skipped), "")
+    return f"; all ranks have to save, and rank {_numbers(lacking)} had no checkpoint in memory{skipped}"
 
 
 def _is_still(saves: Iterable[SavedPart]) -> bool:

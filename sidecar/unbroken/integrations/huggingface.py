@@ -282,7 +282,9 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
         self._call.ping()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Report the last step."""
+        """Report the last step. Where none was left, the Trainer may not have put back the random numbers."""
+        if self._folders.chosen is not None and state.global_step == self._begun_at:
+            self._trainer._load_rng_state(str(self._folders.chosen))
         if state.global_step > self._begun_at:
             self._call.ping(step=state.global_step)
 

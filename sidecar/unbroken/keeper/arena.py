@@ -167,7 +167,7 @@ class Arena:
             return f"its slots have {used} bytes, and {growth} more are wanted"
         free = _free_bytes(self._inside)
         if growth > max(free - _SPARE_BYTES, 0):
-            return f"the file system at {self.folder} has {free} bytes left, {growth} wanted"
+            return f"the file system at {self.folder} has {free} bytes left, {growth + _SPARE_BYTES} wanted"
         return ""
 
     def used_bytes(self) -> int:

@@ -4,6 +4,7 @@ Nobody waits until what was restored is unmapped: neither the rank nor, without 
 """
 
 import errno
+import re
 import shutil
 import subprocess
 import sys
@@ -256,7 +257,10 @@ def test_a_fetch_does_not_wait_without_an_end_for_pages(
     assert isinstance(ask(reader, owner, (0, NUM_BLOCKS)), Fetched)
     monkeypatch.setattr(fetching, "_REMOVAL_S", 0.2)
     reader.fetcher.clear()
-    monkeypatch.setattr(arena, "_free_bytes", lambda _folder: 0)
+    left = arena._SPARE_BYTES + NUM_BLOCKS * BLOCK_BYTES - 1
+    monkeypatch.setattr(arena, "_free_bytes", lambda _folder: left)
     answer = ask(reader, owner, (0, NUM_BLOCKS))
     assert isinstance(answer, NotFetched)
-    assert "bytes left" in answer.reason
+    said = re.search(r"has (\d+) bytes left, (\d+) wanted", answer.reason)
+    assert said is not None
+    assert int(said[1]) == left < int(said[2])

@@ -118,7 +118,7 @@ def test_status_says_where_the_time_went_and_what_share_of_the_ranks_progress_wa
                 state="Recovering", conditions=[condition("Running", "False", "BelowMinimumReplicas", "1 of 2 pods")]
             ),
             "NOT TRAINING, it recovers: 1 of 2 pods",
-            "bring nodes back",
+            "bring nodes back or add some; the job fails only when enough pods run for timeouts.startupSeconds in vain",
             id="below the minimum",
         ),
         pytest.param(

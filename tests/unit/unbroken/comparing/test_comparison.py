@@ -133,6 +133,7 @@ def test_of_two_values_with_one_name_both_are_compared() -> None:
 
 
 FULL = calm()
+ANEW = broken(-1)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +148,20 @@ FULL = calm()
             2,
             "nothing was restored after the fault",
             id="hit before the first save",
+        ),
+        pytest.param(
+            replace(ANEW, saves=tuple(one for one in ANEW.saves if one.rank == 1)),
+            0,
+            2,
+            "; all ranks have to save, and rank 0 had no checkpoint in memory",
+            id="one rank saves",
+        ),
+        pytest.param(
+            replace(ANEW, saves=tuple(replace(one, skipped="no room" * one.rank) for one in ANEW.saves)),
+            0,
+            2,
+            "; all ranks have to save, and rank 1 had no checkpoint in memory: no room",
+            id="no room for one rank",
         ),
         pytest.param(broken(9), 0, 2, "no new step was saved after the fault", id="nothing after it"),
         pytest.param(
