@@ -179,15 +179,17 @@ class WorkerSlots:
         before, self._last_step = self._last_step, step
         # All ranks come to have what is demanded: no rounder step has to stay until they have that one.
         distance = 0 if is_demanded else max(step - before, 1)
-        while (index := self._locked(step, distance)) is None and time.monotonic() < until_s and may_go_on():
+        moment = Moment(place.term, place.iteration, step)
+        while (index := self._locked(moment, distance)) is None and time.monotonic() < until_s and may_go_on():
             time.sleep(_LOOK_S)
         if index is None:
             return self._skipped(
                 step, "earlier checkpoints are still being copied, to other pods or to the disk", "busy"
             )
         slot = self._slots[index]
+        self._kept = 1 - index
         try:
-            author = Author(self._job, Moment(place.term, place.iteration, step), place.rank, place.world_size)
+            author = Author(self._job, moment, place.rank, place.world_size)
             head = slot.begin(author, shard)
             try:
                 samples = slot.copy(shard, may_go_on)
@@ -246,13 +248,18 @@ class WorkerSlots:
         """Tell the keeper what is on the disk."""
         self.client.tell(Written(disk))
 
-    def _locked(self, step: int, distance: int) -> int | None:
+    def _locked(self, moment: Moment, distance: int) -> int | None:
         """Return which slot the next save goes into, locked; None for none. `distance`: as in may_replace.
 
-        Never the newest, unless the other one is pinned: that one all ranks can go back to.
+        Never the newest, unless the other one is pinned: that one all ranks can go back to. A step that is saved once
+        more goes where it is: the one before it is what all ranks have until each of them has saved this one.
         """
         target = self._target()
-        for index in (target, 1 - target):
+        if self._kept is not None and _holds(self._slots[self._kept].head, moment):
+            order: tuple[int, ...] = (self._kept,)
+        else:
+            order = (target, 1 - target)
+        for index in order:
             slot = self._slots[index]
             if not slot.lock():
                 break
@@ -260,7 +267,7 @@ class WorkerSlots:
                 return index
             slot.unlock()
             pinned, newest = _order(slot.head), _order(self._slots[1 - index].head)
-            if pinned < (0, 0, 0) or not may_replace(newest[2], step, distance):
+            if pinned < (0, 0, 0) or not may_replace(newest[2], moment.step, distance):
                 break  # Void, and the keeper is about to let it go; or the newest is to be copied.
         return None
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from unbroken.keeper.reading import ReadLock
 from unbroken.memory import Checkpointer, Saved, Skipped, client
-from unbroken.memory.slots import Slot
+from unbroken.memory.slots import Slot, SlotChangedError
 from unbroken_core.pod.memory_slots import BLOCK_BYTES, CONTENT_OFFSET, HEAD_BYTES, SlotState, digests_name
 from unbroken_core.protocol import wire
 from unbroken_core.vocabulary.checkpoints import Candidate, Load, LoadSource, Restore
@@ -480,6 +480,29 @@ def test_what_is_being_copied_to_another_pod_is_not_overwritten(pod: LivePod) ->
         assert {head.moment.step for head in pod.slots().values()} == {1, 2}
     assert isinstance(checkpointer.save(state, 4), Saved)
     assert {head.moment.step for head in pod.slots().values()} == {2, 4}
+
+
+def test_a_step_that_is_saved_twice_leaves_the_step_before_it(pod: LivePod, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else this rank had nothing in common with one that was lost before it saved that step."""
+    pod.start()
+    state, checkpointer = make_state(), Checkpointer()
+    checkpointer.load(state)
+    for step in (0, 1, 1, 2, 2):
+        step_once(state, step)
+        assert isinstance(checkpointer.save(state, step), Saved)
+    assert sorted(pod.sealed()) == [1, 2]
+    with monkeypatch.context() as context:
+        context.setattr(Slot, "copy", changed)
+        assert isinstance(checkpointer.save(state, 2), Skipped)
+    assert sorted(pod.sealed()) == [1]
+    step_once(state, 3)
+    assert isinstance(checkpointer.save(state, 3), Saved)
+    assert sorted(pod.sealed()) == [1, 3]
+
+
+def changed(*_given: Any) -> None:
+    """Be what a copy finds whose source changes all the time."""
+    raise SlotChangedError("it changed")
 
 
 def test_two_keepers_never_share_a_folder(pod: LivePod) -> None:
