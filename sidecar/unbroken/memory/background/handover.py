@@ -69,7 +69,7 @@ class Handover:
         """The same, also where it could not begin, for this reason."""
         self._problem = ""
         self._newest = 0
-        """The last step that was to be saved, or that all ranks went back to: the same on all of them."""
+        """The last step that was ordered, or that all ranks went back to."""
         self._newest_due = -1
         self._due: _Due | None = None
         """What has not been ordered yet."""
@@ -109,21 +109,11 @@ class Handover:
         return on_disk(self._begun, self._settings.interval, problem=self._problem)
 
     def is_due(self, step: int) -> bool:
-        """Return whether a step that is to be saved belongs on the disk: the first one in each interval.
-
-        Also if this rank then skips it. Others save it; would it order a later one, neither became whole.
-        """
+        """Return whether a step that is saved belongs on the disk: the first one in each interval that was saved."""
         is_due = step // self._settings.every > self._newest // self._settings.every
-        self._newest = step
         if is_due:
             self._newest_due = step
         return is_due
-
-    def skip(self, place: WorkerInfo, arena: WorkerSlots, step: int, reason: str) -> None:
-        """A step that was due is not in memory: nobody keeps a slot for it."""
-        epoch = self._epoch
-        if epoch is not None and (epoch.iteration, epoch.term) == (place.iteration, place.term):
-            self._give_up(epoch, _Due(place, arena, step, {}), f"it was not saved in memory: {reason}")
 
     def offer(self, place: WorkerInfo, arena: WorkerSlots, step: int, names: Names) -> str:
         """Order that a step which is in memory is written; return why it is not, "" if all is well.

@@ -313,6 +313,7 @@ def test_the_interval_that_is_told_is_that_of_steps_that_are_saved(every: int, s
     for step in range(0, 1000, saved_every):
         if one.is_due(step):
             due.append(step)
+            one._newest = step
     assert DiskSettings(Path("nowhere"), every, 3, saved_every).interval == interval
     assert max(after - before for before, after in pairwise([0, *due])) == interval
 

@@ -157,17 +157,6 @@ def test_a_step_whose_turn_has_not_come_before_the_next_one_is_due_is_given_up_a
     assert world.child.ordered == [200]
 
 
-def test_a_rank_that_skips_a_step_that_is_due_orders_no_other_and_frees_the_slots_of_others(world: World) -> None:
-    """They have ordered that one: a later one of this rank would never be whole, and hold its slot as long."""
-    world.arena.refusal = "earlier checkpoints are still being copied"
-    world.checkpointer.save(STATE, 100)
-    world.arena.refusal = ""
-    for step in (110, 120, 200):
-        world.checkpointer.save(STATE, step)
-    assert world.child.ordered == [200]
-    assert world.child.given_up == {100: "it was not saved in memory: earlier checkpoints are still being copied"}
-
-
 def test_a_disk_that_takes_too_long_is_told(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.child.num_busy = 10**9
     assert not world.checkpointer.flush(STATE, 7, timeout_s=5.0)
