@@ -130,7 +130,7 @@ dashboards-test: $(STAMP) ## Test alerts with promtool, and each panel on a Prom
 	    $(PYTEST) tests/integration/chart/test_alert_rules.py tests/e2e/dashboards/test_e2e_dashboards.py --junitxml=$(REPORT) $(ARGS)
 
 e2e: $(STAMP) ## Run the end-to-end tests (on real API servers, too, where UNBROKEN_TEST_KUBECONFIGS names some)
-	$(PYTEST) -n 4 tests/e2e --junitxml=$(REPORT) $(ARGS)
+	$(PYTEST) -n 3 tests/e2e --junitxml=$(REPORT) $(ARGS)
 
 sim: $(STAMP) ## Simulate random faults in virtual time (SEEDS=first:last), or show one seed in full (SEED=number); LOOP=1: with cluster and operators alone
 	$(if $(LOOP),,PYTHONPATH=. $(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),0:1000)))

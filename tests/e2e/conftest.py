@@ -17,8 +17,8 @@ PROFILES = ("local", "full", "modern")
 _WITH_CLUSTER = re.compile(rf"\[({'|'.join(PROFILES)})\b")
 
 
-class OneProcessEachCluster(LoadScopeScheduling):  # type: ignore[misc] # it has no types
-    """Gives all tests with one cluster to one process: our own, and each real API server.
+class TwoClustersAtATime(LoadScopeScheduling):  # type: ignore[misc] # it has no types
+    """Gives all tests with our own cluster to one process, and all with a real API server to another.
 
     Each cluster has its own block of loopback addresses; two kubelets for the nodes of one API server would be one too
     many, and these jobs wait more than they work. What else is here has no cluster, and runs beside them. (The marks
@@ -29,12 +29,12 @@ class OneProcessEachCluster(LoadScopeScheduling):  # type: ignore[misc] # it has
         found = _WITH_CLUSTER.search(nodeid)
         if found is None:
             return nodeid
-        return found[1]
+        return "our own cluster" if found[1] == "local" else "real API servers"
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> OneProcessEachCluster:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> TwoClustersAtATime:
     """Choose it, whatever `--dist` says."""
-    return OneProcessEachCluster(config, log)
+    return TwoClustersAtATime(config, log)
 
 
 @pytest.fixture(
