@@ -65,7 +65,8 @@ def run(what: str, folder: Path, kind: str, pods: Sequence[KeeperPod], restores:
                 "UNBROKEN_RESTORE": "" if restore is None else wire.encode(restore),
             }
             ranks.append(forks.start([WORKLOAD, what, str(folder), kind], environment, folder / f"log-{rank}"))
-        assert [one.wait() for one in ranks] == [0] * len(ranks), (folder / "log-0").read_text()
+        codes = [one.wait() for one in ranks]
+        assert codes == [0] * len(ranks), "\n".join(path.read_text() for path in sorted(folder.glob("log-*")))
     return {(folder / f"{what}-{rank}").read_text() for rank in range(len(pods))}
 
 
