@@ -16,6 +16,8 @@ MAX_FILE_BYTES = 256 << 20
 MAX_NAMES = 20_000
 """The values beyond these are one."""
 MAX_NAME = 200
+MAX_WORLD_SIZE = 1 << 20
+"""Of a world that a file tells of: who reads it counts its ranks."""
 MAX_LINE_BYTES = 16 << 20
 DIGEST_CHARACTERS = 16
 SUFFIX = ".lines"
@@ -149,7 +151,7 @@ def _check(one: Line) -> None:
     if not all(isinstance(each, str) for each in texts):
         raise ValueError("a text is none")
     if isinstance(one, SavedPart) and not (
-        one.rank < one.world_size
+        one.rank < one.world_size <= MAX_WORLD_SIZE
         and one.num_floats <= one.num_tensors <= len(one.names)
         and len(one.digests) == DIGEST_CHARACTERS * len(one.names)
     ):

@@ -95,6 +95,7 @@ PART = SavedPart(0, 0, 1, 5, ("a", "b"), 1, 1, "0" * 32)
         pytest.param(json.dumps({"saved": {**asdict(PART), "step": -1}}), id="a step below 0"),
         pytest.param(json.dumps({"saved": {**asdict(PART), "step": True}}), id="no number"),
         pytest.param(json.dumps({"saved": {**asdict(PART), "rank": 1}}), id="a rank beyond the world"),
+        pytest.param(json.dumps({"saved": {**asdict(PART), "world_size": 1 << 60}}), id="a world without an end"),
         pytest.param(json.dumps({"saved": {**asdict(PART), "num_tensors": 3}}), id="more tensors than names"),
         pytest.param(json.dumps({"saved": {**asdict(PART), "num_floats": 2}}), id="more floats than tensors"),
         pytest.param(json.dumps({"saved": {**asdict(PART), "digests": "00"}}), id="too few digests"),
