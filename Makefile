@@ -28,7 +28,7 @@ $(STAMP): requirements-dev.lock pyproject.toml tools/setup.sh
 	@touch $@
 
 test: $(STAMP) ## Run the tests that need nothing but Python: unit, contract, simulation, integration (ARGS=pytest arguments)
-	$(PYTEST) -n 3 --dist worksteal -m 'not cluster and not soak' tests/unit tests/contract tests/simulation tests/integration \
+	$(PYTEST) -n 3 --dist worksteal -m 'not cluster and not soak and not nightly' tests/unit tests/contract tests/simulation tests/integration \
 	    --junitxml=$(REPORT) $(ARGS)
 
 demo: $(STAMP) ## Train on a cluster on this machine and break it in six ways, under 3 minutes (KEEP=1 leaves it up)
@@ -90,7 +90,7 @@ scan: $(STAMP) ## Scan the rendered chart with checkov, for one namespace and fo
 	$(WITH_HELM) $(BIN)/python tools/scanners/scan.py
 
 ##@ Deeper
-.PHONY: cluster-test test-integrations matrix gpu-check chart-test dashboards-test e2e sim soak bench cost images pictures live-page rendezvous-kill
+.PHONY: cluster-test test-integrations matrix gpu-check chart-test dashboards-test e2e sim nightly soak bench cost images pictures live-page rendezvous-kill
 cluster-test: $(STAMP) ## Run tests that need a real API server (UNBROKEN_TEST_KUBECONFIGS=name=kubeconfig:..., TESTS=folders)
 	$(PYTEST) $(or $(TESTS),tests/contract tests/integration) -m cluster --junitxml=$(REPORT) $(ARGS)
 
@@ -109,7 +109,7 @@ OF_NAMED := $(if $(filter torchtitan,$(RELEASES)),$(addprefix tests/integrations
 	@touch $@
 
 test-integrations: $(FRAMEWORKS)/.setup-done ## Train with the frameworks of unbroken.integrations and break it, in an environment of its own (RELEASES=older for the oldest ones, RELEASES=torchtitan for that one, ARGS=pytest arguments)
-	$(FRAMEWORKS)/bin/python -m pytest -n 2 $(OF_NAMED) -m 'integrations and not soak' -k '$(NAMED)' --junitxml=$(REPORT) $(ARGS)
+	$(FRAMEWORKS)/bin/python -m pytest -n 2 $(OF_NAMED) -m 'integrations and not soak and not nightly' -k '$(NAMED)' --junitxml=$(REPORT) $(ARGS)
 
 MATRIX := $(CURDIR)/$(TEST_OUTPUT)/matrix.jsonl
 matrix: $(FRAMEWORKS)/.setup-done $(TORCHTITAN)/.setup-done ## Compare every framework and kind of parallelism after each fault with a calm run, and write docs/matrix.md; minutes
@@ -129,12 +129,23 @@ dashboards-test: $(STAMP) ## Test alerts with promtool, and each panel on a Prom
 	$(WITH_HELM) UNBROKEN_REQUIRE=helm,prometheus \
 	    $(PYTEST) tests/integration/chart/test_alert_rules.py tests/e2e/dashboards/test_e2e_dashboards.py --junitxml=$(REPORT) $(ARGS)
 
-e2e: $(STAMP) ## Run the end-to-end tests (on real API servers, too, where UNBROKEN_TEST_KUBECONFIGS names some)
-	$(PYTEST) -n 3 tests/e2e --junitxml=$(REPORT) $(ARGS)
+e2e: $(STAMP) ## Run the end-to-end tests (on real API servers where UNBROKEN_TEST_KUBECONFIGS names some)
+	$(PYTEST) -n 3 tests/e2e -m 'not nightly' --junitxml=$(REPORT) $(ARGS)
 
 sim: $(STAMP) ## Simulate random faults in virtual time (SEEDS=first:last), or show one seed in full (SEED=number); LOOP=1: with cluster and operators alone
 	$(if $(LOOP),,PYTHONPATH=. $(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),0:1000)))
 	$(if $(LOOP)$(if $(SEED),,1),PYTHONPATH=. $(BIN)/python -m tests.simulation --control-loop $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),0:300)))
+
+NIGHTLY := $(CURDIR)/$(TEST_OUTPUT)/nightly
+nightly: $(STAMP) .cache/frameworks-older/.setup-done $(TORCHTITAN)/.setup-done ## Run what is too long for each change: tests marked nightly, more simulated schedules, the oldest frameworks; goes on after a failure
+	code=0; \
+	$(PYTEST) -n 3 --dist worksteal -m 'nightly and not cluster' tests/unit tests/contract tests/simulation tests/integration --junitxml=$(NIGHTLY).xml || code=1; \
+	UNBROKEN_SCHEDULES=3000 $(PYTEST) -n 2 tests/simulation/test_simulation.py --junitxml=$(NIGHTLY)-sim.xml || code=1; \
+	UNBROKEN_LOOPS=300 $(PYTEST) -n 2 tests/simulation/test_control_loop.py --junitxml=$(NIGHTLY)-loop.xml || code=1; \
+	UNBROKEN_TEST_KUBECONFIGS= $(PYTEST) -n 3 tests/e2e -m 'not cluster' --junitxml=$(NIGHTLY)-e2e.xml || code=1; \
+	.cache/frameworks-older/bin/python -m pytest -n 2 tests/integrations --ignore tests/integrations/test_torchtitan.py -m 'integrations and not soak' -k 'not torchtitan' --junitxml=$(NIGHTLY)-older.xml || code=1; \
+	$(TORCHTITAN)/bin/python -m pytest -n 2 tests/integrations/test_torchtitan.py -m nightly --junitxml=$(NIGHTLY)-torchtitan.xml || code=1; \
+	exit $$code
 
 soak: $(FRAMEWORKS)/.setup-done ## 1,000 restarts in one process and with FSDP2 and Hugging Face's Trainer, a million messages to all who listen (MESSAGES=number), a million random faults in simulated jobs (SCHEDULES=number), as many in simulated clusters with operators (LOOPS=number), then faults in real jobs (JOBS=number)
 	$(PYTEST) tests/integration -m soak $(ARGS)

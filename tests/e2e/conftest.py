@@ -11,7 +11,7 @@ import pytest
 from tests.clusters import kubeconfig_of
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped] # it has no types
 
-from .e2e_bench import Bench, make_bench
+from .e2e_bench import FULL, MODERN, OUR_OWN, Bench, make_bench
 
 PROFILES = ("local", "full", "modern")
 _WITH_CLUSTER = re.compile(rf"\[({'|'.join(PROFILES)})\b")
@@ -37,10 +37,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> TwoCluste
     return TwoClustersAtATime(config, log)
 
 
-@pytest.fixture(
-    scope="session",
-    params=[pytest.param(name, marks=() if name == "local" else pytest.mark.cluster) for name in PROFILES],
-)
+@pytest.fixture(scope="session", params=[OUR_OWN, FULL, MODERN])
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     """A cluster with a running operator."""
     kubeconfig = None if request.param == "local" else kubeconfig_of(request.param)

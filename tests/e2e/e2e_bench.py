@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -27,9 +28,10 @@ KUBECTL_PAUSE_S = 0.5
 CRD_WITHOUT_CEL = ROOT / "charts" / "unbroken" / "files" / "resilienttrainingjobs-without-cel.yaml"
 Json = dict[str, Any]
 
-ON_ONE_REAL_SERVER = pytest.mark.parametrize(
-    "bench", ["local", pytest.param("full", marks=pytest.mark.cluster)], indirect=True
-)
+OUR_OWN = pytest.param("local", marks=pytest.mark.nightly if os.environ.get("UNBROKEN_TEST_KUBECONFIGS") else ())
+"""Our own cluster; where real API servers are named, what runs on them runs on it at night alone."""
+FULL, MODERN = (pytest.param(name, marks=pytest.mark.cluster) for name in ("full", "modern"))
+ON_ONE_REAL_SERVER = pytest.mark.parametrize("bench", [OUR_OWN, FULL], indirect=True)
 """For what hardly depends on the API server: our own, and the profile that has a scheduler and all controllers."""
 
 

@@ -21,7 +21,7 @@ from unbroken_local.demo.tools import Service
 from unbroken_local.kube.client import ApiError, KubeClient
 from unbroken_local.kube.kubeconfig import read_kubeconfig
 
-from .e2e_bench import KUBECTL_PAUSE_S, Bench, job
+from .e2e_bench import FULL, KUBECTL_PAUSE_S, MODERN, Bench, job
 from .truth import Facts, Ledger, Witness, Words, watch, workers
 
 NAME = "truthful"
@@ -195,6 +195,7 @@ class Trouble:
 
 
 @pytest.mark.timeout(SECONDS + 400)
+@pytest.mark.parametrize("bench", ["local", FULL, MODERN], indirect=True)
 def test_no_surface_says_for_long_what_is_not_so(bench: Bench) -> None:
     async def scenario() -> None:
         boxes = {

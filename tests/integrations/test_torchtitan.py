@@ -21,6 +21,7 @@ FRAMEWORK = "torchtitan_job"
 pytestmark = [pytest.mark.integrations, pytest.mark.timeout(3 * LIMIT_S + 20)]
 
 
+@pytest.mark.nightly
 def test_torchtitan_goes_on_from_its_own_checkpoint_where_all_memory_is_gone(tmp_path: Path) -> None:
     want = uninterrupted(FRAMEWORK)
     first = run(FRAMEWORK, tmp_path, ONE_POD)
@@ -33,6 +34,7 @@ def test_torchtitan_goes_on_from_its_own_checkpoint_where_all_memory_is_gone(tmp
     assert (again.result["step"], again.result["digest"]) == (NUM_STEPS, want.result["digest"])
 
 
+@pytest.mark.nightly
 def test_torchtitan_without_files_of_its_own_goes_on_from_memory(tmp_path: Path) -> None:
     want = uninterrupted(FRAMEWORK)
     got = run(FRAMEWORK, tmp_path, ONE_POD, TEST_WRITES="no", TEST_FAULTS='{"exception": 11}')
@@ -49,6 +51,7 @@ def test_a_rank_that_asks_a_failed_one_for_its_part_of_the_model_is_interrupted_
     assert (got.steps, got.drawn, got.result["digest"]) == (want.steps, want.drawn, want.result["digest"])
 
 
+@pytest.mark.nightly
 def test_loader_that_does_not_say_so_is_refused_in_a_world_of_another_size(tmp_path: Path) -> None:
     """One that steps over the other ranks' samples would go on at others, in silence."""
     options = ("--pods", "2", "--min-pods", "1", "--rungs", "in-process,world", "--no-progress-limit", "3")
@@ -58,6 +61,7 @@ def test_loader_that_does_not_say_so_is_refused_in_a_world_of_another_size(tmp_p
     assert not (tmp_path / "result.json").exists()
 
 
+@pytest.mark.nightly
 def test_files_of_a_world_of_another_size_are_refused_for_such_a_loader(tmp_path: Path) -> None:
     """torchtitan's own, in another job, whose memory has nothing."""
     run(FRAMEWORK, tmp_path, ONE_POD)

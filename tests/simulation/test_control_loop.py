@@ -8,7 +8,7 @@ import os
 import pytest
 from tests.simulation.control_loop.loop_runner import LoopResult, run_loop_seed
 
-USUAL_SCHEDULES = 120
+USUAL_SCHEDULES = 80
 NUM_SCHEDULES = int(os.environ.get("UNBROKEN_LOOPS", USUAL_SCHEDULES))
 FIRST_SEED = int(os.environ.get("UNBROKEN_FIRST_LOOP", "0"))
 SEEDS_PER_TEST = 10

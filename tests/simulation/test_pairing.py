@@ -7,7 +7,7 @@ import pytest
 from tests.simulation.runner import run_seed
 from tests.simulation.schedule import make_schedule
 
-NUM_SEEDS = 60
+NUM_SEEDS = 40
 SEEDS_PER_TEST = 20
 _FIRST = 2_000_000
 

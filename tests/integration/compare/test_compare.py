@@ -43,6 +43,7 @@ def test_a_counter_that_is_in_no_checkpoint_is_found_by_what_it_changes(compare:
     assert {"model.weight", "model.bias", "optimizer.param_groups.0.lr"} <= set(found["names"])
 
 
+@pytest.mark.nightly
 def test_a_fault_strikes_between_two_saves(compare: Compare) -> None:
     said = compare("--fault=kill", "seldom")
     assert said.code == 0
@@ -50,6 +51,7 @@ def test_a_fault_strikes_between_two_saves(compare: Compare) -> None:
     assert said.run(3)["restored"]["step"] == 20
 
 
+@pytest.mark.nightly
 def test_a_rank_that_hangs_and_a_pod_that_is_lost_are_faults_as_well(compare: Compare) -> None:
     said = compare("--fault=hang", "--fault=lose-pod", "--soft-timeout=5", "--pods=2", "--spares=1", "right")
     assert said.code == 0
@@ -67,6 +69,7 @@ def test_a_script_that_is_not_deterministic_is_said_and_not_broken(compare: Comp
     assert "not deterministic" in said.run(2)["reason"]
 
 
+@pytest.mark.nightly
 def test_a_time_of_day_and_a_generator_without_a_seed_are_left_out_and_said(compare: Compare) -> None:
     said = compare("--fault=exception", "clock")
     assert said.code == 0
@@ -89,6 +92,7 @@ def test_a_first_run_that_is_no_measure_ends_the_comparison(
     assert problem in said.value["problem"]
 
 
+@pytest.mark.nightly
 def test_a_training_that_ends_before_the_fault_proves_nothing(compare: Compare) -> None:
     said = compare("--fault=kill", "--at-step=100", "right")
     assert said.code == 2

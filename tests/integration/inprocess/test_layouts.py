@@ -111,6 +111,7 @@ def test_what_is_saved_after_any_change_of_ranks_is_what_new_processes_save(tmp_
         note(kind, scenario, "bit for bit")
 
 
+@pytest.mark.nightly
 def test_compiled_code_with_shards_in_it_is_right_for_other_ranks_too(tmp_path: Path) -> None:
     """The compiler keeps meshes in cycles through C++. They may be a script's, so a new process comes."""
     layouts = tuple(SCENARIOS.values())[:3]

@@ -44,6 +44,7 @@ def test_all_pods_of_a_job_run_or_none(monkeypatch: pytest.MonkeyPatch, pods: li
     assert next_step(pods, 2).value == step
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize("kind", ["exception", "pod-lost"])
 def test_after_a_fault_all_pods_are_created_again_and_go_on_from_the_checkpoint(tmp_path: Path, kind: str) -> None:

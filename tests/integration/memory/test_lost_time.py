@@ -13,7 +13,14 @@ LIMIT_S = 500.0
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("system", ["unbroken-memory", "unbroken-disk", "unbroken-process"])
+@pytest.mark.parametrize(
+    "system",
+    [
+        "unbroken-memory",
+        pytest.param("unbroken-disk", marks=pytest.mark.nightly),
+        pytest.param("unbroken-process", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_small_run_loses_no_more_than_the_steps_since_the_last_checkpoint(tmp_path: Path, system: str) -> None:
     file = tmp_path / "rows.json"
     command = [sys.executable, str(BENCHMARKS / "lost_time.py"), "--quick", "--kinds", "exception", "--loud"]
