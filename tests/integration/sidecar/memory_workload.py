@@ -10,7 +10,8 @@ an `@`, as in `sealed@kill-rendezvous`, kills the rendezvous there, and this ran
 Each rank writes a line a step to FOLDER/losses: "ITERATION RANK STEP LOSS", the loss as bits; and "restored ITERATION
 RANK STEP" to FOLDER/restored. With TEST_STATE=1 the first rank writes "ITERATION SAVED-OR-LOADED STEP DIGEST" of the
 whole state to FOLDER/states. With TEST_INSIST=1 a save that is skipped is tried again. After step TEST_FLUSH_AT, as at
-the end, all ranks wait until what was due on the disk is there.
+the end, all ranks wait until what was due on the disk is there. With TEST_TWICE=1 each step is saved twice, and
+`again-WHAT` happens between the two, `late-WHAT` before both, once the other ranks have made theirs.
 """
 
 import contextlib
@@ -51,6 +52,7 @@ EVERY = int(os.environ.get("TEST_EVERY", "2"))
 DISK = os.environ.get("TEST_DISK")
 DISK_EVERY = int(os.environ["TEST_DISK_EVERY"]) if "TEST_DISK_EVERY" in os.environ else None
 FLUSH_AT = int(os.environ.get("TEST_FLUSH_AT", "-1"))
+IS_TWICE = os.environ.get("TEST_TWICE") == "1"
 LIMIT_S = 200.0
 LOAD_POINTS: dict[str, tuple[Any, str, bool]] = {
     "found": (WorkerSlots, "find", True),
@@ -98,12 +100,13 @@ class Randomness:
         torch.set_rng_state(state[f"rank-{dist.get_rank()}"])
 
 
-def break_if_due(iteration: int, step: int) -> None:
-    """Do what the arguments say of this iteration, rank and step."""
+def break_if_due(iteration: int, step: int, before: str = "") -> None:
+    """Do what the arguments say of this iteration, rank and step, and of what comes next."""
     for fault in FAULTS:
         what, *when = fault.split(":")
-        if [int(one) for one in when] != [iteration, dist.get_rank(), step]:
+        if [int(one) for one in when] != [iteration, dist.get_rank(), step] or not what.startswith(before):
             continue
+        what = what.removeprefix(before)
         if what == "raise":
             raise ValueError("injected")
         if what == "kill":
@@ -121,6 +124,18 @@ def break_if_due(iteration: int, step: int) -> None:
         point, _, victim = what.partition("@")
         if point in ("begun", "copied", "half-sealed", "sealed"):
             die_at(point, victim)
+
+
+def wait_if_late(iteration: int, step: int) -> None:
+    """Where the arguments say so, wait until all other ranks have saved this step twice."""
+
+    def have_others_saved() -> bool:
+        lines = [line.split() for line in (Path(FOLDER) / "twice").read_text().splitlines()]
+        return sum((words[0], words[2]) == (str(iteration), str(step)) for words in lines) == dist.get_world_size() - 1
+
+    when = f":{iteration}:{dist.get_rank()}:{step}"
+    if any(fault.startswith("late-") and fault.endswith(when) for fault in FAULTS):
+        wait_for(have_others_saved, "the second save of all other ranks")
 
 
 def launcher_pid() -> int:
@@ -331,7 +346,14 @@ def train(call: inprocess.CallWrapper) -> None:
         optimizer.step()
         bits = struct.pack("<f", loss.item()).hex()
         note("losses", call.iteration, rank, step, bits)
+        if IS_TWICE:
+            wait_if_late(call.iteration, step)
+            break_if_due(call.iteration, step, "late-")
         saved_or_skipped = checkpointer.save(state, step)
+        if IS_TWICE:
+            break_if_due(call.iteration, step, "again-")
+            checkpointer.save(state, step)
+            note("twice", call.iteration, rank, step)
         if step % EVERY == 0:
             if os.environ.get("TEST_INSIST") == "1" and isinstance(saved_or_skipped, memory.Skipped):
                 # What is being copied, by threads of the lowest priority, is not overwritten.
