@@ -154,6 +154,23 @@ def test_each_check_finds_what_is_wrong_with_what_it_looks_at(running: Running) 
     assert found["gpu-events", "xid-79"] is Verdict.FATAL
 
 
+def test_gpus_beyond_the_most_are_said(running: Running) -> None:
+    running.gpus.set(count=34)
+    running.start()
+    found = running.agent.wait(lambda found: {("gpu", ""), ("gpu", "not-told"), ("gpu-events", "deaf")} <= found.keys())
+    assert found["gpu", "not-told"] is Verdict.UNKNOWN
+    said = {each.message for each in running.agent.health.findings if each.check.startswith("gpu")}
+    assert said >= {"32 GPUs", "2 of 34 GPUs not looked at", "events of 2 of 34 GPUs are not reported"}
+
+
+def test_gpus_of_other_pods_beyond_the_most_are_not_said(running: Running) -> None:
+    running.gpus.set(count=34)
+    running.environment["NVIDIA_VISIBLE_DEVICES"] = "GPU-0000,GPU-0001"
+    running.start()
+    found = running.agent.wait(lambda found: {("gpu", ""), ("gpu-events", "")} <= found.keys())
+    assert not {("gpu", "not-told"), ("gpu-events", "deaf")} & found.keys()
+
+
 def test_a_driver_that_supports_nothing_and_files_that_are_not_there_are_unknown(running: Running) -> None:
     running.gpus.set(all=3)
     running.start()
