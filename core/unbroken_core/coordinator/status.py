@@ -24,8 +24,9 @@ from unbroken_core.protocol.messages import (
     Recovery,
     TimeSpent,
 )
+from unbroken_core.protocol.settings import HealthMode
 from unbroken_core.vocabulary.checkpoints import MemoryStatus
-from unbroken_core.vocabulary.findings import LOG_LINES, MAX_FINDINGS, STRAGGLERS, Finding
+from unbroken_core.vocabulary.findings import LOG_LINES, MAX_FINDINGS, STRAGGLERS, WATCH, Finding
 from unbroken_core.vocabulary.names import plain_domains, plain_name
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, Spent
 
@@ -34,6 +35,8 @@ _MAX_TEXTS = 256 << 10
 _WIDEST = 12
 """Bytes of JSON that one character may take."""
 _SHORT = 100
+_WATCH_S = 60.0
+"""A watch that has told nothing for so long while all train is not awaited any more: it begins within seconds."""
 _FEW = 8
 """Findings of one pod that are told before others of it, where there are too many; and of slow ranks and lines."""
 
@@ -126,11 +129,26 @@ def _health_status(job: JobState, now_s: float) -> HealthStatus:
         if left < 0:
             break
         shown.append(PodFinding(members.by_uid[uid].pod, plain_name(members.by_uid[uid].node), finding))
-    untold = {STRAGGLERS: len(members.active)} if has_untold(job, now_s) else {}
-    unchecked = tuple(sorted({**table.unchecked, **untold}.items())[:MAX_FINDINGS])
+    unchecked = table.unchecked + Counter({WATCH: _num_unwatched(job, now_s)})
+    if has_untold(job, now_s):
+        unchecked[STRAGGLERS] = len(members.active)
     return HealthStatus(
-        table.num_telling, tuple(shown), len(found), unchecked, table.blame.held[:MAX_DETAIL], len(job.paces.measured)
+        table.num_telling,
+        tuple(shown),
+        len(found),
+        tuple(sorted(unchecked.items())[:MAX_FINDINGS]),
+        table.blame.held[:MAX_DETAIL],
+        len(job.paces.measured),
     )
+
+
+def _num_unwatched(job: JobState, now_s: float) -> int:
+    """Return how many pods with ranks have no watch, as those that are older than a change of health.mode, or one that
+    has told nothing although there was time to."""
+    phase = job.phase
+    if job.settings.health is HealthMode.OFF or not isinstance(phase, Running) or now_s - phase.since_s <= _WATCH_S:
+        return 0
+    return sum(uid not in job.health.told for uid in job.members.active)
 
 
 def _chosen(found: Sequence[tuple[str, Finding]]) -> Sequence[tuple[str, Finding]]:

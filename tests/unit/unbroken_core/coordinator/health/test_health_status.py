@@ -8,7 +8,7 @@ from unbroken_core.protocol.messages import HealthStatus
 from unbroken_core.recovery.health_words import nodes_healthy, straggling
 from unbroken_core.vocabulary.findings import MAX_FINDINGS, STRAGGLERS, Finding, Health, Verdict
 
-from .test_health import DOWN, LOST, OBSERVE, WatchedBench
+from .test_health import DOWN, LOST, OBSERVE, OWN, WatchedBench
 
 LAG = Finding(STRAGGLERS, "rank 0", Verdict.DEGRADED, "slow-rank")
 
@@ -43,3 +43,18 @@ def test_neither_condition_is_well_because_the_other_has_much_to_tell(is_slow: b
     health = health_of(bench)
     assert len(health.findings) == MAX_FINDINGS
     assert (nodes_healthy(health).is_true, straggling(health).is_true) == (False, True)
+
+
+def test_pods_without_a_watch_are_not_checked() -> None:
+    """Seen before: of pods that were made with health.mode Off nothing was said once another pod had a watch."""
+    bench = WatchedBench(OBSERVE)
+    bench.find("p0", OWN)
+    bench.live(50.0)
+    assert health_of(bench).unchecked == ()
+    bench.live(20.0)
+    assert health_of(bench).unchecked == (("watch", 1),)
+    assert nodes_healthy(health_of(bench)).message == "nothing broken was found; not checked everywhere: watch"
+    bench.find("p1", replace(OWN, check="watch", verdict=Verdict.UNKNOWN, code="ended"))
+    assert health_of(bench).unchecked == (("watch", 1),)
+    bench.find("p1", OWN)
+    assert health_of(bench).unchecked == ()
