@@ -5,7 +5,8 @@ pods and scripts say has other bounds; so here it is put into those of a report,
 """
 
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from unbroken_core.coordinator.health.stragglers import has_untold
@@ -23,8 +24,9 @@ from unbroken_core.protocol.messages import (
     Recovery,
     TimeSpent,
 )
+from unbroken_core.protocol.settings import HealthMode
 from unbroken_core.vocabulary.checkpoints import MemoryStatus
-from unbroken_core.vocabulary.findings import MAX_FINDINGS, STRAGGLERS
+from unbroken_core.vocabulary.findings import LOG_LINES, MAX_FINDINGS, STRAGGLERS, WATCH, Finding
 from unbroken_core.vocabulary.names import plain_domains, plain_name
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, Spent
 
@@ -33,6 +35,10 @@ _MAX_TEXTS = 256 << 10
 _WIDEST = 12
 """Bytes of JSON that one character may take."""
 _SHORT = 100
+_WATCH_S = 60.0
+"""A watch that has told nothing for so long while all train is not awaited any more: it begins within seconds."""
+_FEW = 8
+"""Findings of one pod that are told before others of it, where there are too many; and of slow ranks and lines."""
 
 
 def build_pods(job: JobState) -> tuple[PodStatus, ...]:
@@ -112,18 +118,54 @@ def _memory_status(job: JobState) -> MemoryStatus:
 def _health_status(job: JobState, now_s: float) -> HealthStatus:
     table, members = job.health, job.members
     found = [(uid, finding) for uid, finding in table.findings() if uid in members.by_uid]
-    found.sort(key=lambda item: (-item[1].verdict.severity, members.by_uid[item[0]].pod, item[1].entity))
+
+    def order(item: tuple[str, Finding]) -> tuple[int, str, str]:
+        return -item[1].verdict.severity, members.by_uid[item[0]].pod, item[1].entity
+
+    found.sort(key=order)
     shown, left = [], _MAX_TEXTS
-    for uid, finding in found[:MAX_FINDINGS]:
+    for uid, finding in sorted(_chosen(found), key=order):
         left -= _size(finding.entity, finding.code, finding.action, finding.message)
         if left < 0:
             break
         shown.append(PodFinding(members.by_uid[uid].pod, plain_name(members.by_uid[uid].node), finding))
-    untold = {STRAGGLERS: len(members.active)} if has_untold(job, now_s) else {}
-    unchecked = tuple(sorted({**table.unchecked, **untold}.items())[:MAX_FINDINGS])
+    unchecked = table.unchecked + Counter({WATCH: _num_unwatched(job, now_s)})
+    if has_untold(job, now_s):
+        unchecked[STRAGGLERS] = len(members.active)
     return HealthStatus(
-        table.num_telling, tuple(shown), len(found), unchecked, table.blame.held[:MAX_DETAIL], len(job.paces.measured)
+        table.num_telling,
+        tuple(shown),
+        len(found),
+        tuple(sorted(unchecked.items())[:MAX_FINDINGS]),
+        table.blame.held[:MAX_DETAIL],
+        len(job.paces.measured),
     )
+
+
+def _num_unwatched(job: JobState, now_s: float) -> int:
+    """Return how many pods with ranks have no watch, as those that are older than a change of health.mode, or one that
+    has told nothing although there was time to."""
+    phase = job.phase
+    if job.settings.health is HealthMode.OFF or not isinstance(phase, Running) or now_s - phase.since_s <= _WATCH_S:
+        return 0
+    return sum(uid not in job.health.told for uid in job.members.active)
+
+
+def _chosen(found: Sequence[tuple[str, Finding]]) -> Sequence[tuple[str, Finding]]:
+    """Return what is told of all findings, the worst first: no pod hides those of others, and neither of the two kinds,
+    which have a condition each, those of the other one."""
+    if len(found) <= MAX_FINDINGS:
+        return found
+    counts: Counter[tuple[str, bool]] = Counter()
+    few: dict[bool, list[tuple[str, Finding]]] = {True: [], False: []}
+    more: dict[bool, list[tuple[str, Finding]]] = {True: [], False: []}
+    for uid, finding in found:
+        is_slow = finding.check in (STRAGGLERS, LOG_LINES)
+        counts[uid, is_slow] += 1
+        (few if counts[uid, is_slow] <= _FEW else more)[is_slow].append((uid, finding))
+    slow, devices = ([*few[kind], *more[kind]] for kind in (True, False))
+    kept = devices[: MAX_FINDINGS - min(len(slow), _FEW)]
+    return [*kept, *slow[: MAX_FINDINGS - len(kept)]]
 
 
 def _plain(recovery: Recovery) -> Recovery:

@@ -1,11 +1,11 @@
 """What hosts say to their leader, read with suspicion: it may be anything. Pure."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 _MAX_TEXT = 300
 _MAX_CHECKS = 64
+_MAX_GBITS = 1e6
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def read_result(value: Any) -> PairResult | None:
         has_passed, why, gbits = value["passed"], _text(value["why"]), value["gbits"]
     except (KeyError, TypeError):
         return None
-    if type(has_passed) is not bool or type(gbits) not in (int, float) or not math.isfinite(gbits) or gbits < 0:
+    if type(has_passed) is not bool or type(gbits) not in (int, float) or not 0 <= gbits <= _MAX_GBITS:
         return None
     return PairResult(has_passed, why, float(gbits))
 

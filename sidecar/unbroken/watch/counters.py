@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 Key = tuple[str, str]
 """What was looked at, and what was found there: ("mlx5_0/1", "link_downed")."""
 MOST = 3
-MAX_KEYS = 256
-"""Things that one check remembers: a driver, or a folder, may name any number."""
+MAX_KEYS = 512
+"""Things that one check remembers: a driver, or a folder, may name any number. What built-in checks read fits."""
 
 
 def gains(before: Mapping[Key, int], now: Mapping[Key, int]) -> dict[Key, int]:
@@ -38,6 +38,10 @@ class Rises:
         )
         values = {**now, **{key: value for key, value in self.values.items() if key not in now}}
         return Rises(dict(list(values.items())[:MAX_KEYS]), times)
+
+    def without(self, keys: Collection[Key]) -> "Rises":
+        """Return it without the last values of these counters: they begin anew."""
+        return Rises({key: value for key, value in self.values.items() if key not in keys}, self.times_s)
 
     def seen(self, key: Key) -> int:
         """Return how often a counter has risen lately."""

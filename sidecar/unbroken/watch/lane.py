@@ -74,8 +74,8 @@ class Lane:
             findings = judgement.findings
         except NotCheckedError as error:
             findings, pause_s = (not_checked(check.name, str(error)),), max(check.period_s, _RETRY_S)
-        except (Exception, SystemExit) as error:  # One check that fails, whatever the reason, must not end the others.
-            text = repr(error)[:_MOST_ERROR]
+        except BaseException as error:  # One check that fails, whatever the reason, must not end its lane.
+            text = words_of(error)
             logger.warning("check failed: check=%s error=%s", check.name, text)
             findings, pause_s = (not_checked(check.name, text, "failed"),), max(check.period_s, _RETRY_S)
         self._tell(check.name, findings)
@@ -85,3 +85,11 @@ class Lane:
         usual_s = min(cost_s, self._cost_s.get(check.name, 0.0))
         self._cost_s[check.name] = cost_s
         return min(max(pause_s, _SHARE * usual_s), _LONGEST_S)
+
+
+def words_of(error: BaseException) -> str:
+    """Return what was raised, in at most 300 characters."""
+    try:
+        return repr(error)[:_MOST_ERROR]
+    except BaseException:
+        return type(error).__name__[:_MOST_ERROR]

@@ -15,6 +15,8 @@ _FIELD_RECOVERY_ACTION = 230
 _UNCORRECTED, _SINCE_LOAD = 1, 0
 _LINK_RECOVERIES = 1
 _TIMEOUT, _LOST, _RESET_REQUIRED = 10, 15, 16
+_UNREAD = 999
+"""No word of the driver: a device that is one too many to be looked at."""
 
 
 class CallError(NotCheckedError):
@@ -83,6 +85,8 @@ class GpuSample:
     readings: Mapping[str, int] = field(default_factory=dict)
     links: Mapping[int, bool] = field(default_factory=dict)
     """Whether each NVLink is active."""
+    counted_links: frozenset[int] = frozenset()
+    """Those that are in the number of recoveries."""
     not_told: tuple[str, ...] = ()
 
 
@@ -160,10 +164,12 @@ class Nvml:
         """
         count = self._library.num_devices()
         wanted = {name.strip() for name in visible.split(",") if name.strip().startswith("GPU-")}
-        found = []
-        for index in range(min(count, MAX_DEVICES)):
+        found: list[Gpu] = []
+        for index in range(min(count, 2 * MAX_DEVICES)):
+            if index >= MAX_DEVICES and wanted and wanted <= {gpu.uuid for gpu in found}:
+                break
             try:
-                gpu = self._device(index)
+                gpu = self._device(index) if index < MAX_DEVICES else Gpu(f"GPU {index}", -_UNREAD, "")
             except CallError as error:
                 # Which one it is cannot be said any more, only that it is one that this container has.
                 gpu = Gpu(f"GPU {index}", -error.code, "")
@@ -193,10 +199,10 @@ class Nvml:
                 if error.code in (_LOST, _RESET_REQUIRED):
                     return GpuSample(gpu.uuid, error.code)
                 not_told += names
-        links = self._links(device, readings)
+        links, counted = self._links(device, readings)
         if not links:
             not_told.append("nvlink")
-        return GpuSample(gpu.uuid, 0, readings, links, tuple(not_told))
+        return GpuSample(gpu.uuid, 0, readings, links, counted, tuple(not_told))
 
     def _recovery_action(self, device: ctypes.c_void_p) -> Sequence[int]:
         return (self._library.recovery_action(device),)
@@ -216,9 +222,10 @@ class Nvml:
         self._call("nvmlDeviceGetCurrentClocksThrottleReasons", device, ctypes.byref(reasons))
         return (int(reasons.value),)
 
-    def _links(self, device: ctypes.c_void_p, readings: dict[str, int]) -> dict[int, bool]:
-        """Return the state of each NVLink, and add up their recoveries."""
+    def _links(self, device: ctypes.c_void_p, readings: dict[str, int]) -> tuple[dict[int, bool], frozenset[int]]:
+        """Return the state of each NVLink, and whose recoveries were added up."""
         links: dict[int, bool] = {}
+        counted: set[int] = set()
         for link in range(MAX_LINKS):
             count = ctypes.c_ulonglong()
             try:
@@ -232,8 +239,9 @@ class Nvml:
                 self._call("nvmlDeviceGetNvLinkErrorCounter", device, link, _LINK_RECOVERIES, ctypes.byref(count))
             except CallError:
                 continue
+            counted.add(link)
             readings["nvlink-recoveries"] = readings.get("nvlink-recoveries", 0) + int(count.value)
-        return links
+        return links, frozenset(counted)
 
     def _device(self, index: int) -> Gpu:
         device, uuid = self._library.device(index), ctypes.create_string_buffer(96)

@@ -9,18 +9,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from unbroken.faults.findings import OrderedFinding, read_findings
 from unbroken.watch.checks import node, pcie, ports
-from unbroken.watch.checks.check import Check, not_checked
+from unbroken.watch.checks.check import Check, clipped, not_checked
 from unbroken.watch.checks.gpu import EVENTS, GPU, judge_gpus
 from unbroken.watch.checks.injected import INJECTED, PERIOD_S, judge_injected
 from unbroken.watch.checks.probe import make_checks
 from unbroken.watch.checks.storage import STORAGE, StorageReader, judge_storage
 from unbroken.watch.config import WatchConfig
-from unbroken.watch.extensions import load_extensions
+from unbroken.watch.extensions import Extensions
 from unbroken.watch.files import Files
 from unbroken.watch.gpus import EventListener, GpuReader, adapters_bus_ids
 from unbroken.watch.lane import Lane
@@ -33,7 +32,6 @@ _DEAF_S = 180.0
 _GATHER_S = 0.2
 """Between two messages: a flood of findings is one message in so long."""
 _LOOK_S = 5.0
-_MOST_ENTITY, _MOST_MESSAGE = 128, 300
 _FAST_S, _USUAL_S, _SLOW_S = 1.0, 10.0, 60.0
 
 
@@ -49,7 +47,7 @@ class Board:
 
     def put(self, check: str, findings: tuple[Finding, ...]) -> None:
         """Take what a check says."""
-        findings = tuple(_clipped(each) for each in findings)
+        findings = tuple(map(clipped, findings))
         with self._lock:
             if self._said.get(check) == findings:
                 return
@@ -66,13 +64,6 @@ class Board:
         return bounded(tuple(finding for findings in said.values() for finding in findings))
 
 
-def _clipped(finding: Finding) -> Finding:
-    """Return a finding that the agent takes, whatever names a driver or a folder has."""
-    if len(finding.entity) <= _MOST_ENTITY and len(finding.message) <= _MOST_MESSAGE:
-        return finding
-    return replace(finding, entity=finding.entity[:_MOST_ENTITY], message=finding.message[:_MOST_MESSAGE])
-
-
 class Watch:
     """One watch."""
 
@@ -82,14 +73,17 @@ class Watch:
         os.set_blocking(self._writer, False)
         self._board = Board(self._wake)
         self._link = WatchLink(config.directory / "agent.sock")
-        # Before the code of others runs: it may hang, or end the process.
+        # Before the code of others runs: it may end the process.
         if self._link.connect(time.monotonic()):
             self._link.send(Health((STARTING,)), time.monotonic())
-        checks, refused = load_extensions()
-        others = [Lane([check], self._board.put) for check in (*make_checks(config.probes), *checks)]
-        self._lanes = (*make_lanes(config, self._board), *others, *_lane_of_faults(config, self._board))
-        if refused:
-            self._board.put("extensions", tuple(refused))
+        probes = [Lane([check], self._board.put) for check in make_checks(config.probes)]
+        extensions = Extensions({probe.name for probe in config.probes}, self._add)
+        self._lanes = (
+            *make_lanes(config, self._board),
+            *probes,
+            *_lane_of_faults(config, self._board),
+            Lane([extensions.check()], self._board.put),
+        )
         self._listener = EventListener(config.visible_devices, self._board.put, EVENTS)
         self._sent: Health | None = None
         self._sent_s = 0.0
@@ -101,6 +95,12 @@ class Watch:
         threading.Thread(target=self._listener.run, name=EVENTS, daemon=True).start()
         while True:
             self._turn(time.monotonic())
+
+    def _add(self, check: Check) -> None:
+        """Begin with a check that was loaded; called in the thread that loads."""
+        lane = Lane([check], self._board.put)
+        self._lanes = (*self._lanes, lane)
+        lane.start()
 
     def _turn(self, now_s: float) -> None:
         hanging = {lane.hanging(now_s, PATIENCE_S) for lane in self._lanes} - {""}

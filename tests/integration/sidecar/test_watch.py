@@ -25,7 +25,7 @@ from unbroken.watch.nvml import Nvml
 from unbroken.watch.watch import PATIENCE_S, Board
 from unbroken_core.pod.pod_messages import Attach
 from unbroken_core.protocol import wire
-from unbroken_core.vocabulary.findings import Health, Verdict
+from unbroken_core.vocabulary.findings import STARTING, Health, Verdict
 
 LIMIT_S = 60.0
 WILD_WRITE = Path(__file__).parents[2] / "gpu" / "wild_write.py"
@@ -44,6 +44,7 @@ class Agent:
         self._listener.bind(str(folder / "agent.sock"))
         self._listener.listen()
         self._changed = threading.Condition()
+        self.first: Health | None = None
         self.health = Health(())
         self.num_messages = 0
         threading.Thread(target=self._serve, daemon=True).start()
@@ -60,6 +61,7 @@ class Agent:
                 for line in lines:
                     with self._changed:
                         self.health = wire.decode(line, Health)
+                        self.first = self.first or self.health
                         self.num_messages += 1
                         self._changed.notify_all()
 
@@ -152,6 +154,23 @@ def test_each_check_finds_what_is_wrong_with_what_it_looks_at(running: Running) 
     assert found["gpu-events", "xid-79"] is Verdict.FATAL
 
 
+def test_gpus_beyond_the_most_are_said(running: Running) -> None:
+    running.gpus.set(count=34)
+    running.start()
+    found = running.agent.wait(lambda found: {("gpu", ""), ("gpu", "not-told"), ("gpu-events", "deaf")} <= found.keys())
+    assert found["gpu", "not-told"] is Verdict.UNKNOWN
+    said = {each.message for each in running.agent.health.findings if each.check.startswith("gpu")}
+    assert said >= {"32 GPUs", "2 of 34 GPUs not looked at", "events of 2 of 34 GPUs are not reported"}
+
+
+def test_gpus_of_other_pods_beyond_the_most_are_not_said(running: Running) -> None:
+    running.gpus.set(count=34)
+    running.environment["NVIDIA_VISIBLE_DEVICES"] = "GPU-0000,GPU-0001"
+    running.start()
+    found = running.agent.wait(lambda found: {("gpu", ""), ("gpu-events", "")} <= found.keys())
+    assert not {("gpu", "not-told"), ("gpu-events", "deaf")} & found.keys()
+
+
 def test_a_driver_that_supports_nothing_and_files_that_are_not_there_are_unknown(running: Running) -> None:
     running.gpus.set(all=3)
     running.start()
@@ -228,20 +247,41 @@ def test_a_flood_of_events_is_few_messages_and_delays_no_other_finding(running: 
     assert running.agent.num_messages - num_before < 20
 
 
-@pytest.mark.parametrize("what", ["raise SystemExit(4)", "os._exit(4)"])
-def test_a_watch_says_that_it_begins_before_it_runs_code_of_others(running: Running, what: str) -> None:
+def add_extension(running: Running, code: str) -> None:
+    """Let the watch find a package with a check of its own."""
     package = running.system.root / "others"
     (package / "others-1.0.dist-info").mkdir(parents=True)
     (package / "others-1.0.dist-info" / "METADATA").write_text("Name: others\nVersion: 1.0\n")
     (package / "others-1.0.dist-info" / "entry_points.txt").write_text("[unbroken.health]\nfans = others:check\n")
-    (package / "others.py").write_text(f"import os\ndef check():\n    {what}\n")
+    (package / "others.py").write_text(code)
     running.environment["PYTHONPATH"] = os.pathsep.join((str(package), os.environ.get("PYTHONPATH", "")))
+
+
+def test_a_watch_says_that_it_begins_before_it_runs_code_of_others(running: Running) -> None:
+    add_extension(running, "import os\nos._exit(4)\n")
     running.start()
-    found = running.agent.wait(lambda found: ("watch", "starting") in found or ("extensions", "not-loaded") in found)
-    if "SystemExit" in what:
-        running.agent.wait(lambda found: ("extensions", "not-loaded") in found and ("gpu", "") in found)
-    else:
-        assert found == {("watch", "starting"): Verdict.UNKNOWN}
+    running.agent.wait(bool)
+    assert running.agent.first == Health((STARTING,))
+    assert running.process is not None
+    assert running.process.wait(LIMIT_S) == 4
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param("raise SystemExit(4)", id="it ends"),
+        pytest.param("raise KeyboardInterrupt", id="it is interrupted"),
+        pytest.param("import time\nwhile True: time.sleep(1)", id="it hangs"),
+    ],
+)
+def test_what_an_import_of_others_does_holds_no_other_check_up(running: Running, code: str) -> None:
+    """Seen before: with a package that hangs when it is imported, no check ever ran."""
+    add_extension(running, code)
+    running.start()
+    found = running.agent.wait(lambda found: ("gpu", "") in found)
+    assert found["gpu", ""] is Verdict.OK
+    if code.startswith("raise"):
+        running.agent.wait(lambda found: ("extensions", "not-loaded") in found)
 
 
 def test_a_driver_that_hangs_tells_nothing_and_holds_up_nothing_else(

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 BLOCK_NS = 500_000_000
 SAMPLE_S = 0.1
 NEVER_NS = 1 << 62
+_MOST_S = 1e9
 _SCHEDSTAT = "/proc/thread-self/schedstat"
 
 
@@ -99,8 +100,9 @@ class BusyTime:
         self.due_ns = NEVER_NS
 
     def tell(self, busy_s: float) -> None:
-        """Note what the script says of the time since its last ping."""
-        self._told_s += busy_s
+        """Note what the script says of the time since its last ping; what no time can be is passed over."""
+        if 0 <= busy_s <= _MOST_S:
+            self._told_s += busy_s
 
     def note(self, step: int, now_ns: int) -> Window | None:
         """Note a ping after this step; return a window that has ended before."""

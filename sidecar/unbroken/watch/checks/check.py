@@ -1,7 +1,7 @@
 """What a check is, and what it says when it could not look."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from unbroken_core.vocabulary.findings import NOT_TOLD, Finding, Verdict
@@ -9,6 +9,7 @@ from unbroken_core.vocabulary.findings import NOT_TOLD, Finding, Verdict
 History = Any
 """What a check remembers between two samples; None before the first."""
 Sample = Any
+_MOST_ENTITY, _MOST_MESSAGE = 128, 300
 
 
 @dataclass(frozen=True)
@@ -45,3 +46,10 @@ def quantity(num: int, what: str) -> str:
 def not_checked(check: str, why: str, code: str = NOT_TOLD) -> Finding:
     """Return that nothing can be said."""
     return Finding(check, "", Verdict.UNKNOWN, code, message=why[:300])
+
+
+def clipped(finding: Finding) -> Finding:
+    """Return a finding that the agent takes, whatever names a driver or a folder has."""
+    if len(finding.entity) <= _MOST_ENTITY and len(finding.message) <= _MOST_MESSAGE:
+        return finding
+    return replace(finding, entity=finding.entity[:_MOST_ENTITY], message=finding.message[:_MOST_MESSAGE])

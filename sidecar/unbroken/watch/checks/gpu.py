@@ -1,10 +1,10 @@
 """GPUs: what the driver says of each when asked, and what it reports by itself (XIDs)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from unbroken.watch.checks.check import Judgement, quantity, verdicts
+from unbroken.watch.checks.check import Judgement, not_checked, quantity, verdicts
 from unbroken.watch.counters import Key, Looks, Rises, look_again, note_times
 from unbroken.watch.nvml import GpuSample
 from unbroken_core.vocabulary.findings import Finding, Verdict
@@ -53,6 +53,8 @@ class GpuHistory:
     known: frozenset[str] = frozenset()
     links: frozenset[tuple[str, int]] = frozenset()
     """NVLinks that were active."""
+    counted_links: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """Those in the last number of recoveries, by device: a sum of others says nothing beside it."""
 
 
 def judge_gpus(history: GpuHistory | None, sample: GpuSamples) -> Judgement:
@@ -66,16 +68,25 @@ def judge_gpus(history: GpuHistory | None, sample: GpuSamples) -> Judgement:
     }
     active = frozenset((gpu.uuid, link) for gpu in sample.gpus for link, is_up in gpu.links.items() if is_up)
     fresh = [gpu for gpu in sample.gpus if gpu.uuid not in before.known]
+    counted_links = {
+        **before.counted_links,
+        **{gpu.uuid: gpu.counted_links for gpu in sample.gpus if gpu.counted_links},
+    }
+    others = {
+        (uuid, "nvlink-recoveries") for uuid, links in counted_links.items() if links != before.counted_links.get(uuid)
+    }
     after = GpuHistory(
-        before.rises.follow(counted, _LEAST_RECOVERIES, sample.at_s, HOLD_S),
+        before.rises.without(others).follow(counted, _LEAST_RECOVERIES, sample.at_s, HOLD_S),
         look_again(before.looks, {key for gpu in sample.gpus for key in _states(gpu, before)}),
         before.worn | {gpu.uuid for gpu in fresh if gpu.readings.get("remap-failed")},
         before.known | {gpu.uuid for gpu in sample.gpus},
         before.links | active,
+        counted_links,
     )
     found = [finding for gpu in sample.gpus for finding in _of_gpu(gpu, after)]
     found += _untold(sample.gpus)
-    return Judgement(verdicts(GPU, found, quantity(len(sample.gpus), "GPU")), after)
+    num_told = sum("device" not in gpu.not_told for gpu in sample.gpus)
+    return Judgement(verdicts(GPU, found, quantity(num_told, "GPU")), after)
 
 
 def _states(gpu: GpuSample, before: GpuHistory) -> Iterator[Key]:
@@ -145,8 +156,10 @@ def _untold(gpus: Sequence[GpuSample]) -> Iterator[Finding]:
     names = dict.fromkeys(name for gpu in gpus for name in gpu.not_told)
     for name in names:
         num_silent = sum(name in gpu.not_told for gpu in gpus)
-        text = f"not reported by {num_silent} of {len(gpus)} GPUs"
-        yield Finding(GPU, "", Verdict.UNKNOWN, name, message=text)
+        if name == "device":
+            yield not_checked(GPU, f"{num_silent} of {len(gpus)} GPUs not looked at")
+        else:
+            yield Finding(GPU, "", Verdict.UNKNOWN, name, message=f"not reported by {num_silent} of {len(gpus)} GPUs")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from unbroken_core.vocabulary.findings import Finding, Verdict
 PCIE: Final = "pcie"
 HOLD_S: Final = 600.0
 _DEVICES: Final = "/sys/bus/pci/devices"
+_MAX_DEVICES: Final = 128
 _TOTALS: Final = {"fatal": "TOTAL_ERR_FATAL", "nonfatal": "TOTAL_ERR_NONFATAL", "correctable": "TOTAL_ERR_COR"}
 _LEAST: Final = {"correctable": 100}
 
@@ -43,7 +44,7 @@ class PcieReader:
 
     def sample(self) -> PcieSample:
         """Raises NotCheckedError where the pod has no such device."""
-        devices = sorted(set(self._own()))[:64]
+        devices = sorted(set(self._own()))[:_MAX_DEVICES]
         if not devices:
             raise NotCheckedError("no GPU or adapter of the pod is known")
         counters: dict[Key, int] = {}

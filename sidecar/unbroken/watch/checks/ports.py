@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from unbroken.watch.checks.check import Judgement, quantity, verdicts
+from unbroken.watch.checks.check import Judgement, not_checked, quantity, verdicts
 from unbroken.watch.counters import Key, Looks, Rises, look_again
 from unbroken.watch.errors import NotCheckedError
 from unbroken.watch.files import Files, number_of
@@ -23,6 +23,8 @@ _COUNTERS: Final = {
 }
 """By how much each must rise between two samples to say something."""
 _MAX_PORTS = 64
+_MOST_NAMES = 4096
+"""Of a folder: on a node's own network each of its pods has an interface, and few have a device."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class PortSample:
     at_s: float
     counters: Mapping[Key, int] | None = None
     """None: not read this time."""
+    num_more: int = 0
+    """Ports that are too many to be looked at."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class PortReader:
         self._ports: dict[str, str] = {}
         """Where the state of each is."""
         self._counted_s: float | None = None
+        self._num_more = 0
 
     def sample(self) -> PortSample:
         """Raises NotCheckedError where the pod has no adapter."""
@@ -72,20 +77,23 @@ class PortReader:
         for port, path in self._ports.items():
             state = self._files.read(path)
             states[port] = None if state is None else number_of(state.partition(":")[0]) == 4
-        return PortSample(states, now_s, self._counters() if is_due else None)
+        return PortSample(states, now_s, self._counters() if is_due else None, self._num_more)
 
     def _find(self) -> None:
         """Add ports that are new; one that is gone stays known."""
-        for name in self._files.names("/dev/infiniband"):
+        self._num_more = 0
+        for name in self._files.names("/dev/infiniband", _MOST_NAMES):
             if not name.startswith("uverbs"):
                 continue
             adapter = (self._files.read(f"/sys/class/infiniband_verbs/{name}/ibdev") or "").strip()
             if not adapter or "/" in adapter:
                 continue
             for number in self._files.names(f"{_ADAPTERS}/{adapter}/ports"):
-                if len(self._ports) < _MAX_PORTS:
-                    port = f"{adapter}/{number}"
+                port = f"{adapter}/{number}"
+                if port in self._ports or len(self._ports) < _MAX_PORTS:
                     self._ports[port] = f"{_path(port)}/state"
+                else:
+                    self._num_more += 1
 
     def _counters(self) -> dict[Key, int]:
         found = {
@@ -104,6 +112,7 @@ class InterfaceReader:
         self._names: dict[str, str] = {}
         """Where the state of each is."""
         self._looked_s: float | None = None
+        self._num_more = 0
 
     def sample(self) -> PortSample:
         """Raises NotCheckedError where there is none."""
@@ -111,9 +120,7 @@ class InterfaceReader:
         is_due = self._looked_s is None or now_s - self._looked_s >= COUNTERS_PERIOD_S
         if is_due:
             self._looked_s = now_s
-            for name in self._files.names("/sys/class/net"):
-                if self._files.exists(f"/sys/class/net/{name}/device") and len(self._names) < _MAX_PORTS:
-                    self._names[name] = f"/sys/class/net/{name}/operstate"
+            self._find()
         if not self._names:
             raise NotCheckedError("no network interface of the pod has a device of its own")
         states: dict[str, bool | None] = {}
@@ -127,7 +134,18 @@ class InterfaceReader:
                 for name in states
             }
             counters = {key: value for key, value in found.items() if value is not None}
-        return PortSample(states, now_s, counters)
+        return PortSample(states, now_s, counters, self._num_more)
+
+    def _find(self) -> None:
+        """Add interfaces that are new; one that is gone stays known."""
+        self._num_more = 0
+        for name in self._files.names("/sys/class/net", _MOST_NAMES):
+            if not self._files.exists(f"/sys/class/net/{name}/device"):
+                continue
+            if name in self._names or len(self._names) < _MAX_PORTS:
+                self._names[name] = f"/sys/class/net/{name}/operstate"
+            else:
+                self._num_more += 1
 
 
 def judge_ports(check: str, history: PortHistory | None, sample: PortSample) -> Judgement:
@@ -147,6 +165,8 @@ def judge_ports(check: str, history: PortHistory | None, sample: PortSample) -> 
     if idle:
         text = f"not active since the watch began: {', '.join(idle[:8])}"
         found.append(Finding(check, "", Verdict.UNKNOWN, "never-active", message=text))
+    if sample.num_more:
+        found.append(not_checked(check, f"{quantity(sample.num_more, 'link')} beyond {_MAX_PORTS}"))
     findings = verdicts(check, found, quantity(len(active), "link"))
     return Judgement(findings, replace(after, findings=findings))
 

@@ -1,5 +1,6 @@
 """How busy a worker says that it was: what counts, and what nobody knows."""
 
+import math
 import threading
 
 import pytest
@@ -85,6 +86,14 @@ def test_short_steps_are_measured_together_and_their_pings_are_not_looked_at() -
 def test_with_a_device_only_the_script_knows() -> None:
     assert Thread(has_device=True).windows(*[(0.6, 0.4)] * 12) == []
     assert Thread(has_device=True).windows(*[(0.6, 0.4, 0.7)] * 12) == [Window(1, 7 * SECOND // 10, SECOND)]
+
+
+@pytest.mark.parametrize("odd_s", [math.nan, math.inf, 1e300, -1e300, 10**400])
+def test_what_no_time_can_be_is_passed_over(odd_s: float) -> None:
+    """Seen before: after one such word a rank was compared no more, or by another measure than all others."""
+    steps = [(0.5, 0.5, 0.75)] * 24
+    steps[3] = (0.5, 0.5, odd_s)
+    assert Thread(has_device=True).windows(*steps) == [Window(n, 3 * SECOND // 4, SECOND) for n in (1, 2)]
 
 
 def test_a_script_that_goes_back_to_an_earlier_step_or_boasts_is_not_believed() -> None:

@@ -14,6 +14,7 @@ from unbroken.watch.checks.gpu import (
     judge_gpus,
     judge_xids,
 )
+from unbroken.watch.counters import MAX_KEYS
 from unbroken.watch.nvml import GpuSample
 from unbroken_core.vocabulary.findings import MAX_FINDINGS, Finding, Verdict, bounded
 
@@ -104,6 +105,24 @@ def test_a_gpu_is_slow_only_when_three_samples_in_a_row_say_so() -> None:
     assert brief(look(power_cap, power_cap, power_cap)[2]) == [("", Verdict.OK, 1)]
 
 
+def test_recoveries_of_other_links_than_before_are_no_rise() -> None:
+    """Seen before: a link whose counter could not be read once made the next look a sign of errors."""
+    whole = replace(with_reading(nvlink_recoveries=1000), counted_links=frozenset({0, 1}))
+    part = replace(with_reading(nvlink_recoveries=400), counted_links=frozenset({0}))
+    assert [brief(found) for found in look(whole, part, whole)] == 3 * [[("", Verdict.OK, 1)]]
+    more = replace(with_reading(nvlink_recoveries=1005), counted_links=frozenset({0, 1}))
+    assert brief(look(whole, part, whole, more)[3]) == [("nvlink-errors", Verdict.DEGRADED, 1)]
+
+
+def test_a_gpu_that_is_not_looked_at_is_said_and_counts_for_nothing() -> None:
+    unread = GpuSample("GPU 32", not_told=("device",))
+    (well, untold) = look((WELL, unread))[0]
+    assert (well.verdict, well.message) == (Verdict.OK, "1 GPU")
+    assert (untold.verdict, untold.code, untold.message) == (Verdict.UNKNOWN, "not-told", "1 of 2 GPUs not looked at")
+    (only,) = look(unread)[0]
+    assert only.verdict is Verdict.UNKNOWN
+
+
 def test_what_no_gpu_tells_is_unknown_once_however_many_there_are() -> None:
     silent = tuple(GpuSample(f"GPU-{n}", not_told=("recovery-action", "nvlink")) for n in range(8))
     findings = look(silent)[0]
@@ -141,7 +160,7 @@ def test_a_flood_of_events_is_one_finding_that_does_not_change() -> None:
     assert brief(findings) == [("xid-94", Verdict.SUSPECT, 3)]
     assert brief(hear([("GPU-a", 74)], [("GPU-a", 74)], [], step_s=10.0)[1]) == [("xid-74", Verdict.SUSPECT, 2)]
     numbers = hear([(f"GPU-{n}", 1000 + n) for n in range(10_000)])[0]
-    assert len(numbers) <= 256
+    assert len(numbers) <= MAX_KEYS
     assert len(bounded(numbers).findings) == MAX_FINDINGS
     assert bounded(numbers).num_dropped == len(numbers) - MAX_FINDINGS
 

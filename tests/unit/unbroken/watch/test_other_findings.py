@@ -62,6 +62,31 @@ def test_a_port_that_goes_down_is_suspect_and_seen_again_in_the_next_sample(syst
     assert [watched.look() for _ in range(3)][-1] == [OK]
 
 
+def test_each_of_many_ports_is_followed_and_those_beyond_the_most_are_said(tmp_path: Path) -> None:
+    """Seen before: errors of the 52nd port and all further ones were not seen, and all was said to be well."""
+    system = System(tmp_path)
+    for number in range(32):
+        system.add_adapter(f"mlx5_{number:02}", number, f"0000:{number:02x}:00.0", ports=2)
+        for port in (1, 2):
+            counters = dict.fromkeys(("link_error_recovery", "local_link_integrity_errors", "port_rcv_errors"), 0)
+            system.count(f"mlx5_{number:02}/{port}", **counters)
+    watched = Watched(system)
+    assert watched.look() == [OK]
+    system.count("mlx5_31/2", link_downed=1)
+    assert watched.look(10.0) == [("mlx5_31/2", "link-flapped", Verdict.SUSPECT, 1)]
+    system.add_adapter("mlx5_32", 32, "0000:32:00.0")
+    assert watched.look(10.0)[1:] == [("", "not-told", Verdict.UNKNOWN, 1)]
+
+
+def test_an_interface_with_a_device_is_found_among_many_of_other_pods(tmp_path: Path) -> None:
+    """A pod on the network of its node sees one of each pod there."""
+    system = System(tmp_path)
+    for number in range(200):
+        system.add_interface(f"veth{number}", has_device=False)
+    system.add_interface("eth0")
+    assert ports.InterfaceReader(Files(tmp_path), Clock()).sample().states == {"eth0": True}
+
+
 def test_links_that_have_not_changed_are_not_judged_anew(system: System) -> None:
     """The port check runs each second for as long as the pod lives."""
     watched = Watched(system)

@@ -1,17 +1,14 @@
-"""Checks of others: commands with node-problem-detector's contract, and entry points of other packages."""
+"""Checks of others: commands with node-problem-detector's contract."""
 
 import json
-from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
 
-from unbroken.watch import extensions
-from unbroken.watch.checks.check import Check, Judgement
 from unbroken.watch.checks.probe import Probe, judge_probe, make_checks, read_probes
 from unbroken.watch.child import MAX_OUTPUT_BYTES, CommandResult
 from unbroken_core.vocabulary.errors import InputError
-from unbroken_core.vocabulary.findings import Finding, Verdict
+from unbroken_core.vocabulary.findings import Verdict
 
 PROBE = Probe("scratch", ("true",))
 
@@ -94,34 +91,3 @@ def test_what_is_no_list_of_probes_is_refused(text: str) -> None:
 def test_the_same_name_twice_is_refused() -> None:
     with pytest.raises(InputError, match="each name once"):
         read_probes(json.dumps([{"name": "a", "command": ["x"]}] * 2))
-
-
-def judge(_history: Any, sample: Any) -> Judgement:
-    return Judgement((Finding("fans", "", Verdict.OK, message=str(sample)),), None)
-
-
-FANS = Check("fans", 10.0, lambda: 3, judge)
-
-
-def make_fans() -> Check:
-    return FANS
-
-
-GPU = Check("gpu", 10.0, lambda: 3, judge)
-BUSY = Check("busy", 0.0, lambda: 3, judge)
-
-
-def leave() -> Check:
-    raise SystemExit(4)
-
-
-def test_checks_of_other_packages_are_loaded_and_bad_ones_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("FANS", "make_fans", "GPU", "BUSY", "LIMIT", "absent", "leave")
-    points = [EntryPoint(name.lower(), f"{__name__}:{name}", "unbroken.health") for name in names]
-    monkeypatch.setattr(extensions, "entry_points", lambda group: points if group == "unbroken.health" else [])
-    checks, refused = extensions.load_extensions()
-    assert checks == [FANS, FANS]
-    assert [each.message.partition(":")[0] for each in refused] == ["absent", "busy", "gpu", "leave", "limit"]
-    assert {(each.check, each.verdict, each.code) for each in refused} == {
-        ("extensions", Verdict.UNKNOWN, "not-loaded")
-    }

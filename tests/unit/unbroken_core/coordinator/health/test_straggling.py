@@ -12,7 +12,7 @@ from unbroken_core.protocol.settings import HealthMode, JobSettings, StragglerMo
 from unbroken_core.vocabulary.findings import STRAGGLERS, Finding, Verdict
 from unbroken_core.vocabulary.reasons import Cause
 
-from .test_health import DOWN, WatchedBench
+from .test_health import DOWN, OWN, WatchedBench
 
 REPORT = replace(SETTINGS, timeouts=replace(SETTINGS.timeouts, heartbeat_s=120.0))
 WINDOW_S = REPORT.window_s
@@ -182,6 +182,7 @@ def test_a_watch_cannot_forge_a_straggler() -> None:
 def test_what_nobody_measures_is_said_to_be_unchecked() -> None:
     bench = PacedBench(replace(REPORT, health=HealthMode.OBSERVE))
     bench.find("p0", DOWN)
+    bench.find("p1", OWN)
     assert dict(bench.health().unchecked) == {}
     for _ in range(4):
         bench.pass_window({})
