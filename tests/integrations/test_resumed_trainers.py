@@ -134,15 +134,27 @@ class Counting(TrainerCallback, ExportableState):  # type: ignore[misc]  # the p
     """Has a state of its own."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = {"epochs begun": 0, "steps begun": 0, "steps": 0, "epochs": 0}
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count."""
+        self.count["epochs begun"] += 1
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count."""
+        self.count["steps begun"] += 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count."""
-        self.count += state.global_step
+        self.count["steps"] += state.global_step
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count."""
+        self.count["epochs"] += 1
 
     def state(self) -> dict[str, Any]:
         """Return it."""
-        return {"args": {}, "attributes": {"count": self.count}}
+        return {"args": {}, "attributes": {"count": dict(self.count)}}
 
 
 class Freezing(TrainerCallback):  # type: ignore[misc]  # the package brings no types here

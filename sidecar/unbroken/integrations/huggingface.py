@@ -211,7 +211,8 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
             # It is no start, and callbacks have counted that evaluation.
             args.eval_on_start = False
         self._begun = trainer_extras.Begun(self._trainer)
-        if self._trainer_state is not None:
+        if self._trainer_state is not None and not args.restore_callback_states_from_checkpoint:
+            # Else the Trainer has.
             trainer_extras.put_back_callbacks(self._trainer, self._trainer_state)
         if self._saved_extras is not None:
             trainer_extras.put_back(self._trainer, self._loss, self._begun, self._saved_extras)
@@ -236,9 +237,13 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
             )
         if self._trainer_state is None:
             return
+        if self._restored is not None or state.epoch != int(state.epoch):
+            # This epoch's beginning is in it, which callbacks have now seen once more.
+            trainer_extras.put_back_callbacks(self._trainer, self._trainer_state)
         self._is_over = state.global_step >= state.max_steps or trainer_extras.has_ended(self._trainer_state)
-        self._trainer_state = None
-        if self._is_over:
+        if not self._is_over:
+            self._trainer_state = None
+        else:
             control.should_training_stop = True
             self._loss.close()
             # The Trainer would take at least one. An attribute of this one object.
@@ -247,11 +252,13 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save and report the step before this one."""
         step = state.global_step
-        if self._random is not None:
+        if self._random is not None and self._restored is not None:
             seed = args.seed + step
             if not random_numbers.restore(self._random, args.process_index, args.world_size, seed):
                 logger.warning("random numbers: new seeds, since this rank or the world size is another: step=%d", step)
             self._random = None
+            # They have seen the beginning of this step once more.
+            trainer_extras.put_back_callbacks(self._trainer, self._restored["trainer"])
         if step == self._begun_at:
             return
         if step % self._every == 0:
