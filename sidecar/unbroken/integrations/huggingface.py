@@ -156,6 +156,10 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
         """What the Trainer goes on from; None at the start."""
         self._saved_extras: dict[str, Any] | None = None
         self._is_over = False
+        self._saves_at_end = False
+        """Whether the last step of this epoch asks for a checkpoint, which the end of the epoch writes."""
+        self._is_at_end = False
+        """Whether this epoch has ended, and only what its end logs, evaluates and saves may be left."""
         self._num_epochs = 0
         """Those that have begun in this iteration."""
         self._restored: dict[str, Any] | None = None
@@ -228,6 +232,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Refuse an epoch that could not be resumed. Make no step after the last one, where a checkpoint has it."""
         self._num_epochs += 1
+        self._is_at_end = False
         if self._num_epochs > 1 and state.epoch != int(state.epoch):
             raise ValueError(
                 f"epoch: want one that ends after as many steps as the Trainer counts in it, got an end after "
@@ -268,19 +273,29 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
         self._call.ping(step=step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A folder that is written again is not whole meanwhile."""
+        """A folder that is written again is not whole meanwhile. What an epoch's last step saves comes at its end."""
+        if control.should_save and _ends_epoch(state, control):
+            self._saves_at_end, control.should_save = True, False
         if control.should_save:
             self._folders.unmark(state.global_step)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Likewise; what belongs to the end of a training that had ended was done then."""
-        if self._is_over:
+        control.should_save |= self._saves_at_end
+        self._is_at_end, self._saves_at_end = True, False
+        if self._is_over and self._trainer_state is not None:
             control.should_log = control.should_evaluate = control.should_save = False
-        self.on_step_end(args, state, control)
+            trainer_extras.put_back_callbacks(self._trainer, self._trainer_state)
+        if control.should_save:
+            self._folders.unmark(state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """This rank's part of the Trainer's own checkpoint is there."""
-        if not args.save_only_model:  # else there is no optimizer to go on with
+        if _ends_epoch(state, control) and not self._is_at_end:
+            # The best one, or one that the step's evaluation made the last: without what the epoch's end evaluates.
+            self._saves_at_end = True
+            self._folders.unmark(state.global_step)
+        elif not args.save_only_model:  # else there is no optimizer to go on with
             self._folders.mark(state.global_step, self._samples(), self._extras())
         self._call.ping()
 
@@ -437,6 +452,11 @@ class _Folders:
         marks = {(int(match[1]), int(match[2])) for name in names if (match := _MARK.fullmatch(name))}
         sizes = {size for _, size in marks}
         return _STATE in names and any(all((rank, size) in marks for rank in range(size)) for size in sizes if size)
+
+
+def _ends_epoch(state: Any, control: Any) -> bool:
+    """Return whether the step that was made is the last one of its epoch."""
+    return bool(control.should_training_stop or control.should_epoch_stop or state.epoch == int(state.epoch))
 
 
 def _plain(optimizer: Any) -> Any:
