@@ -89,6 +89,10 @@ class Breaking(TrainerCallback):  # type: ignore[misc]  # the package brings no 
         """Before what the integration does there, so a checkpoint on the disk may be newer than one in memory."""
         self._break("on_step_begin")
 
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """In a log."""
+        self._break("on_log")
+
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """In an evaluation."""
         self._break("on_prediction_step")
@@ -134,15 +138,27 @@ class Counting(TrainerCallback, ExportableState):  # type: ignore[misc]  # the p
     """Has a state of its own."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = {"epochs begun": 0, "steps begun": 0, "steps": 0, "epochs": 0}
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count."""
+        self.count["epochs begun"] += 1
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count."""
+        self.count["steps begun"] += 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count."""
-        self.count += state.global_step
+        self.count["steps"] += state.global_step
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count."""
+        self.count["epochs"] += 1
 
     def state(self) -> dict[str, Any]:
         """Return it."""
-        return {"args": {}, "attributes": {"count": self.count}}
+        return {"args": {}, "attributes": {"count": dict(self.count)}}
 
 
 class Freezing(TrainerCallback):  # type: ignore[misc]  # the package brings no types here
@@ -247,6 +263,7 @@ class Sooner(TrainerCallback):  # type: ignore[misc]  # the package brings no ty
 
 EVALUATED: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "loss"}
 SAVED: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
+BY_EPOCH: dict[str, Any] = {**SAVED, "eval_strategy": "epoch"}
 STOPPING: dict[str, Any] = {"max_steps": 60, "learning_rate": 0.5, **EVALUATED}
 
 
@@ -263,6 +280,20 @@ def patient() -> list[Any]:
         pytest.param(building(gradient_accumulation_steps=2), "on_step_end", 7, id="such a log, of several batches"),
         pytest.param(building(lambda: [Counting()]), "on_step_end", 7, id="a callback's state"),
         pytest.param(building(lambda: [Counting()], **SAVED), "on_step_begin", 7, id="a callback's state, from a file"),
+        pytest.param(
+            building(lambda: [Counting()], **SAVED), "on_train_end", 1, id="a callback's state, from a file of the end"
+        ),
+        pytest.param(building(**BY_EPOCH), "on_prediction_step", 1, id="a fault in an evaluation after an epoch"),
+        pytest.param(building(**BY_EPOCH), "on_prediction_step", 2, id="a fault in an evaluation after the last step"),
+        pytest.param(
+            building(**SAVED, logging_strategy="epoch"), "on_log", 1, id="a fault in a log after an epoch's last step"
+        ),
+        pytest.param(
+            building(**{**EVALUATED, "save_strategy": "best", "logging_strategy": "epoch"}, learning_rate=0.01),
+            "on_log",
+            6,
+            id="such a fault, after the best file",
+        ),
         pytest.param(
             scheduled(0.05, lambda one: MultiStepLR(one, [2, 5, 5, 9])),
             "on_step_end",

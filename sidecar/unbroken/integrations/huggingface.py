@@ -156,6 +156,10 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
         """What the Trainer goes on from; None at the start."""
         self._saved_extras: dict[str, Any] | None = None
         self._is_over = False
+        self._saves_at_end = False
+        """Whether the last step of this epoch asks for a checkpoint, which the end of the epoch writes."""
+        self._is_at_end = False
+        """Whether this epoch has ended, and only what its end logs, evaluates and saves may be left."""
         self._num_epochs = 0
         """Those that have begun in this iteration."""
         self._restored: dict[str, Any] | None = None
@@ -211,7 +215,8 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
             # It is no start, and callbacks have counted that evaluation.
             args.eval_on_start = False
         self._begun = trainer_extras.Begun(self._trainer)
-        if self._trainer_state is not None:
+        if self._trainer_state is not None and not args.restore_callback_states_from_checkpoint:
+            # Else the Trainer has.
             trainer_extras.put_back_callbacks(self._trainer, self._trainer_state)
         if self._saved_extras is not None:
             trainer_extras.put_back(self._trainer, self._loss, self._begun, self._saved_extras)
@@ -227,6 +232,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Refuse an epoch that could not be resumed. Make no step after the last one, where a checkpoint has it."""
         self._num_epochs += 1
+        self._is_at_end = False
         if self._num_epochs > 1 and state.epoch != int(state.epoch):
             raise ValueError(
                 f"epoch: want one that ends after as many steps as the Trainer counts in it, got an end after "
@@ -236,9 +242,13 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
             )
         if self._trainer_state is None:
             return
+        if self._restored is not None or state.epoch != int(state.epoch):
+            # This epoch's beginning is in it, which callbacks have now seen once more.
+            trainer_extras.put_back_callbacks(self._trainer, self._trainer_state)
         self._is_over = state.global_step >= state.max_steps or trainer_extras.has_ended(self._trainer_state)
-        self._trainer_state = None
-        if self._is_over:
+        if not self._is_over:
+            self._trainer_state = None
+        else:
             control.should_training_stop = True
             self._loss.close()
             # The Trainer would take at least one. An attribute of this one object.
@@ -247,11 +257,13 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save and report the step before this one."""
         step = state.global_step
-        if self._random is not None:
+        if self._random is not None and self._restored is not None:
             seed = args.seed + step
             if not random_numbers.restore(self._random, args.process_index, args.world_size, seed):
                 logger.warning("random numbers: new seeds, since this rank or the world size is another: step=%d", step)
             self._random = None
+            # They have seen the beginning of this step once more.
+            trainer_extras.put_back_callbacks(self._trainer, self._restored["trainer"])
         if step == self._begun_at:
             return
         if step % self._every == 0:
@@ -261,19 +273,29 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
         self._call.ping(step=step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A folder that is written again is not whole meanwhile."""
+        """A folder that is written again is not whole meanwhile. What an epoch's last step saves comes at its end."""
+        if control.should_save and _ends_epoch(state, control):
+            self._saves_at_end, control.should_save = True, False
         if control.should_save:
             self._folders.unmark(state.global_step)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Likewise; what belongs to the end of a training that had ended was done then."""
-        if self._is_over:
+        control.should_save |= self._saves_at_end
+        self._is_at_end, self._saves_at_end = True, False
+        if self._is_over and self._trainer_state is not None:
             control.should_log = control.should_evaluate = control.should_save = False
-        self.on_step_end(args, state, control)
+            trainer_extras.put_back_callbacks(self._trainer, self._trainer_state)
+        if control.should_save:
+            self._folders.unmark(state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """This rank's part of the Trainer's own checkpoint is there."""
-        if not args.save_only_model:  # else there is no optimizer to go on with
+        if _ends_epoch(state, control) and not self._is_at_end:
+            # The best one, or one that the step's evaluation made the last: without what the epoch's end evaluates.
+            self._saves_at_end = True
+            self._folders.unmark(state.global_step)
+        elif not args.save_only_model:  # else there is no optimizer to go on with
             self._folders.mark(state.global_step, self._samples(), self._extras())
         self._call.ping()
 
@@ -430,6 +452,11 @@ class _Folders:
         marks = {(int(match[1]), int(match[2])) for name in names if (match := _MARK.fullmatch(name))}
         sizes = {size for _, size in marks}
         return _STATE in names and any(all((rank, size) in marks for rank in range(size)) for size in sizes if size)
+
+
+def _ends_epoch(state: Any, control: Any) -> bool:
+    """Return whether the step that was made is the last one of its epoch."""
+    return bool(control.should_training_stop or control.should_epoch_stop or state.epoch == int(state.epoch))
 
 
 def _plain(optimizer: Any) -> Any:

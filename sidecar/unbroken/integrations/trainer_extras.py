@@ -195,9 +195,7 @@ def exported(trainer: Trainer) -> dict[str, Any]:
 
 
 def put_back_callbacks(trainer: Trainer, state: dict[str, Any]) -> None:
-    """Set what callbacks have exported, unless the Trainer has: it does so where its arguments ask for it."""
-    if trainer.args.restore_callback_states_from_checkpoint:
-        return
+    """Set what callbacks have exported."""
     callbacks: dict[str, list[Any]] = {}
     for one in trainer.callback_handler.callbacks:
         if isinstance(one, ExportableState):
@@ -207,7 +205,7 @@ def put_back_callbacks(trainer: Trainer, state: dict[str, Any]) -> None:
         # The Trainer appends to a list at each of its checkpoints.
         for one, its in zip(ones, saved[-len(ones) :], strict=False):
             for attribute, value in its.get("attributes", {}).items():
-                setattr(one, attribute, value)
+                setattr(one, attribute, copy.deepcopy(value))
 
 
 def has_ended(state: dict[str, Any]) -> bool:
