@@ -13,6 +13,7 @@ import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch import Trainer as LightningTrainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.loggers import Logger
 from torch.utils.data import DataLoader, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import Trainer, TrainingArguments
@@ -291,6 +292,54 @@ def test_gradients_are_accumulated_after_a_fault_as_the_epoch_has_begun(
             fit(call, tmp_path, DataLoader(DATA, batch_sampler=batches), batches, more=more, max_epochs=2)
         seen.append([step for step in call.steps if step is not None])
     assert seen == [[2, 4, 6, 8, 10, 15, 20], [2, 4, 6, 8, 10, 15], [20]]
+
+
+class Told(Logger):  # type: ignore[misc]  # the package brings no types here
+    """Remembers the number of the step that each log has."""
+
+    name, version = "told", 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[int | None] = []
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Take any."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Remember it."""
+        self.steps.append(step)
+
+
+class Telling(Module):
+    """Logs each batch."""
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        """Log its loss."""
+        loss = super().training_step(batch, index)
+        self.log("loss", loss)
+        return loss
+
+
+@pytest.mark.parametrize("accumulates", [1, 2, 3])
+@pytest.mark.parametrize("breaks_after", [7, 10, 13])
+def test_logs_after_a_fault_have_the_steps_of_a_run_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulates: int, breaks_after: int
+) -> None:
+    """Lightning counts the batch that it resumes from once more at times: not where gradients wait for others."""
+    monkeypatch.setattr(memory, "Checkpointer", Kept)
+    told: list[Told] = []
+    for after in (1000, breaks_after, 1000):
+        if len(told) < 2:  # the last one goes on
+            monkeypatch.setattr(Kept, "kept", None)
+        batches, logger = GlobalBatches(40, 4), Told()
+        train = DataLoader(DATA, batch_sampler=batches)
+        options = {"max_epochs": 2, "log_every_n_steps": 1, "accumulate_grad_batches": accumulates, "logger": logger}
+        with contextlib.suppress(RuntimeError):
+            fit(Call(), tmp_path, train, batches, [Breaking(after)], module=Telling(), **options)
+        told.append(logger)
+    calm, _, after_fault = (one.steps for one in told)
+    assert after_fault == calm[-len(after_fault) :]
 
 
 class Patient(Module):

@@ -137,6 +137,8 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         """Batches that a module which takes them by itself had taken when this one began."""
         self._accumulates = 1
         """Batches of one step, as the epoch that is restored has begun."""
+        self._num_stepped: dict[str, int] = {}
+        """Batches after which the optimizer stepped, by the name under which Lightning has it, as restored."""
         self._data: dict[str, Any] = {}
         """State of the LightningDataModule, as it was before the next batch was fetched."""
 
@@ -256,6 +258,8 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         if self._random is not None:
             # Lightning counts a batch that was begun and not ended once more, and validates by that number.
             progress.ready = done + 1
+            # So it may count a step once more, by which it numbers what it logs.
+            vars(trainer.fit_loop.epoch_loop).update(self._num_stepped)
             # GradientAccumulationScheduler sets it when an epoch begins, and wants 1 before; this one goes on.
             trainer.accumulate_grad_batches = self._accumulates
             rank, world_size = trainer.global_rank, trainer.world_size
@@ -330,13 +334,9 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         }
 
     def _progress(self, trainer: Any) -> dict[str, Any]:
-        loops = trainer.fit_loop.state_dict()
-        # It counts the batch that it resumes from once more.
-        if "_batches_that_stepped" in (counted := loops.get("epoch_loop.state_dict", {})):
-            counted["_batches_that_stepped"] -= 1
         others = [one for one in trainer.callbacks if one is not self]
         return {
-            "loops": loops,
+            "loops": trainer.fit_loop.state_dict(),
             "samples": self._samples(),
             "schedulers": [one.scheduler.state_dict() for one in trainer.lr_scheduler_configs],
             "callbacks": {one.state_key: kept for one in others if (kept := one.state_dict())},
@@ -354,6 +354,8 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
     def _restore(self, trainer: Any, progress: dict[str, Any]) -> None:
         self._refuse_samples(progress["samples"])
         self._accumulates = progress["accumulates"]
+        counted = progress["loops"].get("epoch_loop.state_dict", {})
+        self._num_stepped = {name: one for name, one in counted.items() if name == "_batches_that_stepped"}
         self._metrics = progress["metrics"]
         self._modes = progress["modes"]
         self._changed = progress.get("values")
