@@ -134,6 +134,14 @@ def test_wrapped_functions_inside_of_a_wrapped_one_restart_with_it(tmp_path: Pat
         ]
 
 
+def test_wrapped_functions_use_the_group_of_the_wrapped_one_around_them(tmp_path: Path) -> None:
+    with start(tmp_path, "wrapped_inside_a_group", Policy(2, 2)) as job:
+        assert set(job.wait_for_end().values()) == {0}
+        assert [event.values["value"] for event in job.events("returned")] == [[2, 2, 2, 2], [2, 2, 2, 2]]
+        details = [report.fault.detail for _, report in job.reports if report.fault is not None]
+        assert set(details) == {"ValueError: injected inside"}
+
+
 def test_plan_against_the_wrappers_policy_is_not_run(tmp_path: Path) -> None:
     """2.8: the end names the setting that is missing in the job's spec."""
     with start(tmp_path, "plan_is_too_large", Policy(2, 2)) as job:

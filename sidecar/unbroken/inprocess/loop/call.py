@@ -225,8 +225,7 @@ class WrappedCall:
     def run_inside(self, options: WrapperOptions, function: Callable[[], Any]) -> Any:
         """Run a function that was wrapped with these options inside this call's function; return its value.
 
-        Its exceptions and interruptions restart the outermost function. Raises ValueError when torch.distributed is
-        initialised already.
+        Its exceptions and interruptions restart the outermost function.
         """
         return self._inner_calls.run(options, lambda: self.state, function)
 

@@ -33,10 +33,10 @@ class InnerCalls:
     def run(self, options: WrapperOptions, state: Callable[[], FrozenState], function: Callable[[], Any]) -> Any:
         """Run a function with the plug-ins of these options; return its value, or raise InnerFault.
 
-        After a fault its plug-ins stay for the recovery.
+        A process group that the function around it has made is that of both. After a fault its plug-ins stay for the
+        recovery.
         """
         entry.refuse_other_threads()
-        entry.refuse_a_group()
         refuse_inside(options.rank_assignment)
         self._num_begun += 1
         name_apart(self._num_begun)

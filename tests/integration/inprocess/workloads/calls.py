@@ -32,6 +32,23 @@ def calls_twice() -> None:
     note("second", refused=refused, threads=[thread.name for thread in threading.enumerate()])
 
 
+def wrapped_inside_a_group() -> None:
+    """A wrapped function, called twice inside of another one that has made the process group; rank 1 raises in it."""
+
+    @inprocess.Wrapper()
+    def part(call: inprocess.CallWrapper, number: int) -> float:
+        if my_rank() == 1 and call.iteration == number:
+            raise ValueError("injected inside")
+        return total()
+
+    @inprocess.Wrapper()
+    def whole(call: inprocess.CallWrapper) -> list[float]:
+        start()
+        return [part(number=0), total(), part(number=1), float(call.iteration)]
+
+    note("returned", value=whole())
+
+
 def wrapped_inside() -> None:
     """Two wrapped functions in turn inside of a third; rank 1 raises in the second, TEST_ATTEMPTS times."""
     attempts = int(os.environ["TEST_ATTEMPTS"])
