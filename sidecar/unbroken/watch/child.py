@@ -83,7 +83,8 @@ class CommandRunner:
             # Its own children may hold the pipe open for longer than it lives.
             ended = _wait(pid)
             if ended is not None:
-                return CommandResult(ended[0], _text(output), ended[1])
+                # It may have written its last words after the look at the pipe.
+                return CommandResult(ended[0], _text(output + _rest(reader, MAX_OUTPUT_BYTES - len(output))), ended[1])
             if not is_open:
                 time.sleep(min(rest_s, _LOOK_S / 4))
         return self._end(pid, output)
@@ -101,6 +102,18 @@ class CommandRunner:
     @staticmethod
     def _reap(pid: int) -> bool:
         return _wait(pid) is not None
+
+
+def _rest(reader: int, num_bytes: int) -> bytes:
+    """Return what is in a pipe, and wait for nothing: whoever holds its other end may go on."""
+    os.set_blocking(reader, False)
+    output = b""
+    try:
+        while len(output) < num_bytes and (data := os.read(reader, num_bytes - len(output))):
+            output += data
+    except BlockingIOError:
+        pass
+    return output
 
 
 def _wait(pid: int) -> tuple[int, float] | None:

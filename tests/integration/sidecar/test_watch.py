@@ -337,6 +337,25 @@ def test_a_child_that_hangs_is_killed_with_its_own_children_and_one_that_floods_
     assert child.run(["sh", "-c", "sleep 1000 & exit 1"], LIMIT_S, dict(os.environ)).exit_code == 1
 
 
+def test_the_last_words_of_a_child_that_ends_right_after_a_look_at_its_pipe_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seen on a busy machine: of a path that had answered nothing could be said for a minute."""
+
+    def look_too_early(*_: object) -> tuple[list[int], list[int], list[int]]:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        return [], [], []
+
+    monkeypatch.setattr("unbroken.watch.child.select.select", look_too_early)
+    for command, output in (
+        ("echo so; echo far", "so\nfar\n"),
+        ("yes | head -c 9000", "y\n" * 2048),
+        ("sleep 1000 &", ""),
+    ):
+        ended = CommandRunner().run(["sh", "-c", command], LIMIT_S, dict(os.environ))
+        assert (ended.exit_code, ended.output) == (0, output)
+
+
 def test_nothing_of_a_child_that_has_ended_goes_on_in_a_session_of_its_own(tmp_path: Path) -> None:
     """Seen before: each run of a probe that calls setsid left a process behind."""
     child, file = CommandRunner(), tmp_path / "pids"
