@@ -13,7 +13,7 @@ from typing import Final
 
 from unbroken.watch.checks.check import Check, History, Judgement, Sample, clipped, not_checked
 from unbroken.watch.checks.probe import is_free
-from unbroken.watch.lane import words_of
+from unbroken.watch.errors import words_of
 from unbroken_core.protocol import wire
 from unbroken_core.vocabulary.findings import MAX_FINDINGS, Finding, Health
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from unbroken.watch.checks.check import Check, not_checked
-from unbroken.watch.errors import NotCheckedError
+from unbroken.watch.errors import NotCheckedError, words_of
 from unbroken_core.vocabulary.findings import Finding
 
 logger = logging.getLogger(__name__)
@@ -23,8 +23,6 @@ _EARLY_S = 0.05
 """What is due so soon runs with what is due: a thread that wakes costs more than most checks."""
 _RETRY_S = 60.0
 """What cannot be looked at is not tried more often."""
-_MOST_ERROR = 300
-"""Characters of what a check of others raises."""
 
 Tell = Callable[[str, tuple[Finding, ...]], None]
 """Takes what a check says, by its name. Called in the lane's thread."""
@@ -85,11 +83,3 @@ class Lane:
         usual_s = min(cost_s, self._cost_s.get(check.name, 0.0))
         self._cost_s[check.name] = cost_s
         return min(max(pause_s, _SHARE * usual_s), _LONGEST_S)
-
-
-def words_of(error: BaseException) -> str:
-    """Return what was raised, in at most 300 characters."""
-    try:
-        return repr(error)[:_MOST_ERROR]
-    except BaseException:
-        return type(error).__name__[:_MOST_ERROR]
