@@ -14,5 +14,5 @@ def words_of(error: BaseException) -> str:
     """Return what was raised, in at most 300 characters."""
     try:
         return repr(error)[:_MOST_ERROR]
-    except BaseException:
+    except BaseException:  # Its __repr__ is code of others, too.
         return type(error).__name__[:_MOST_ERROR]

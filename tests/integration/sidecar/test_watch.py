@@ -271,7 +271,7 @@ def test_a_watch_says_that_it_begins_before_it_runs_code_of_others(running: Runn
     [
         pytest.param("raise SystemExit(4)", id="it ends"),
         pytest.param("raise KeyboardInterrupt", id="it is interrupted"),
-        pytest.param("import time\nwhile True: time.sleep(1)", id="it hangs"),
+        pytest.param("import threading\nthreading.Event().wait()", id="it hangs"),
     ],
 )
 def test_what_an_import_of_others_does_holds_no_other_check_up(running: Running, code: str) -> None:
