@@ -1,4 +1,6 @@
-"""How long this process's main thread stands still for checkpoints: whoever saves measures it here, once.
+"""How long this process's main thread stands still for checkpoints, and until when it may save any.
+
+Whoever saves measures it here, once.
 
 Checkpoints in memory and the wrapper know nothing of each other. Standard library only: workers import it.
 """
@@ -24,10 +26,17 @@ class Standstill:
 
     def __init__(self) -> None:
         self._iteration: _Iteration | None = None
+        self.is_spoilt = False
+        """Whether collectives of this iteration were aborted: what they have left in tensors is worth nothing."""
 
     def begin(self, tell: Callable[[int], None]) -> None:
         """Begin an iteration: `tell` is called with the nanoseconds of each checkpoint when it is over."""
         self._iteration = _Iteration(tell)
+        self.is_spoilt = False
+
+    def spoil(self) -> None:
+        """Let nothing more be saved in this iteration: its collectives are about to be aborted."""
+        self.is_spoilt = True
 
     def end(self) -> None:
         """End the iteration: nobody wants to know."""

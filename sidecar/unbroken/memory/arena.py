@@ -23,6 +23,7 @@ from unbroken.memory.slots import (
     fits,
     needed_bytes,
 )
+from unbroken.standstill import standstill
 from unbroken_core.pod.memory_messages import (
     Done,
     Fetched,
@@ -196,6 +197,10 @@ class WorkerSlots:
             except SlotChangedError as error:
                 slot.void(head)
                 return self._skipped(step, str(error), "tensors changed" if may_go_on() else "next iteration")
+            if standstill.is_spoilt:
+                # A device goes on when its collective is aborted, with what half of it has left.
+                slot.void(head)
+                return self._skipped(step, "the iteration is over, and its collectives were aborted", "next iteration")
             slot.seal(head, samples)
         finally:
             slot.unlock()

@@ -18,6 +18,7 @@ from torch import nn
 from unbroken.keeper.reading import ReadLock
 from unbroken.memory import Checkpointer, Saved, Skipped, client
 from unbroken.memory.slots import Slot, SlotChangedError
+from unbroken.standstill import standstill
 from unbroken_core.pod.memory_slots import BLOCK_BYTES, CONTENT_OFFSET, HEAD_BYTES, SlotState, digests_name
 from unbroken_core.protocol import wire
 from unbroken_core.vocabulary.checkpoints import Candidate, Load, LoadSource, Restore
@@ -541,6 +542,37 @@ def test_a_writer_of_an_earlier_iteration_ends(pod: LivePod, monkeypatch: pytest
 
 
 @pytest.mark.timeout(400)
+def test_nothing_is_saved_once_collectives_were_aborted(pod: LivePod) -> None:
+    """A GPU goes on after the abort of its collective, with what half of it has left, and nobody is told."""
+    pod.start()
+    state, checkpointer = make_state(), Checkpointer()
+    checkpointer.load(state)
+    assert isinstance(checkpointer.save(state, 1), Saved)
+    expected = contents(state)
+    copy_in = Slot.copy
+
+    def abort_meanwhile(slot: Slot, *arguments: Any) -> Any:
+        samples = copy_in(slot, *arguments)
+        standstill.spoil()
+        return samples
+
+    step_once(state, 2)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Slot, "copy", abort_meanwhile)
+            saved = checkpointer.save(state, 2)
+        assert saved == Skipped(2, "the iteration is over, and its collectives were aborted")
+        assert isinstance(checkpointer.save(state, 3), Skipped)
+    finally:
+        standstill.begin(lambda _: None)
+        standstill.end()
+    pod.be(iteration=1)
+    fresh = make_state(seed=1)
+    assert Checkpointer().load(fresh) == 1
+    assert is_same(contents(fresh), expected)
+    assert isinstance(Checkpointer().save(fresh, 2), Saved)
+
+
 def test_memory_and_descriptors_stay_flat_over_a_thousand_saves_and_two_hundred_restores(pod: LivePod) -> None:
     keeper = pod.start()
     processes = [psutil.Process(), psutil.Process(keeper.pid)]

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 from unbroken.inprocess.interruption.signals import give_back, unused_signal
+from unbroken.inprocess.torch_state.device import wait_for_device
 
 FIRST_INTERVAL_S = 0.02
 """Pause between two signals; doubled each time, up to LONGEST_INTERVAL_S."""
@@ -27,6 +28,9 @@ MAX_POLITE_RAISES = 3
 CLEAN_UP_S = 5.0
 """How long handlers of errors that the abort itself causes are left alone. They may be `finally` blocks; but they may
 also be a script's own retry loop, which never ends."""
+HOLD_S = 5.0
+"""How long a main thread that is interrupted waits for the abort. It may have what an abort needs: a lock of logging's,
+say."""
 _UNRAISABLE = frozenset({"__del__"})
 """Functions that no exception can leave: Python prints and drops it."""
 
@@ -44,7 +48,7 @@ class FunctionOutcome:
 
 
 class Gate:
-    """Whether the main thread is inside the function. All methods but `force_out` and `leave` belong to that thread."""
+    """Whether the main thread is inside the function. That thread's alone, but for `hold`, `force_out` and `leave`."""
 
     def __init__(self) -> None:
         self.atomic_lock = threading.RLock()
@@ -65,6 +69,11 @@ class Gate:
         self._previous_trace: Any = None
         self._does_trace = False
         self._signal_number = 0
+        self._is_freed = threading.Event()
+        """Not set during an abort."""
+        self._is_freed.set()
+        self.is_held = False
+        """Whether the main thread waits for the end of an abort."""
         self._atomic = AtomicSection(self)
 
     def install(self) -> None:
@@ -82,6 +91,7 @@ class Gate:
         """Make the gate harmless in a forked child."""
         self._is_open = False
         self.atomic_lock = threading.RLock()
+        self._is_freed.set()
         self.is_leaving = False
 
     @property
@@ -126,6 +136,19 @@ class Gate:
         self._handled_before = id(_handled_by_main_thread())
         self.is_leaving = True
 
+    def hold(self) -> None:
+        """Stop the main thread where it is, or where it comes to when it is freed; from another thread.
+
+        For the time of an abort, until `force_out`. NCCL's raises nothing: a thread that waits for its device goes on
+        at once, with what half a collective has left, and the abort may take half a second more. A checkpoint that the
+        function wrote in that time would be wrong. Nor shall it clean up meanwhile: destroying a group may wait for
+        what only the abort ends.
+        """
+        self._is_freed.clear()
+        main_thread = threading.main_thread().ident
+        if main_thread is not None and not self.left.is_set():
+            signal.pthread_kill(main_thread, self._signal_number)
+
     def force_out(self, free: Callable[[], bool]) -> None:
         """Signal the main thread until it has left; from another thread.
 
@@ -134,6 +157,9 @@ class Gate:
         """
         interval_s = FIRST_INTERVAL_S
         main_thread = threading.main_thread().ident
+        self._is_freed.set()
+        if self.is_held and self.left.wait(interval_s):
+            return
         while not self.left.is_set() and main_thread is not None:
             signal.pthread_kill(main_thread, self._signal_number)
             if self.left.wait(interval_s):
@@ -148,9 +174,15 @@ class Gate:
         return self._atomic
 
     def begin_atomic(self) -> None:
-        """Enter a section. Raises RankShouldRestart."""
+        """Enter a section. Raises RankShouldRestart.
+
+        What the device has yet to do may wait for other ranks, and no abort comes into a section: it is done before.
+        """
+        if not self.num_atomic:
+            wait_for_device()
         while not self.atomic_lock.acquire(blocking=False):
             if self.is_leaving:
+                self._wait_for_abort()
                 raise RankShouldRestart(self._reason)
             time.sleep(0.0005)
         self.num_atomic += 1
@@ -163,14 +195,25 @@ class Gate:
     def _on_signal(self, _number: int, frame: FrameType | None) -> None:
         if not (self._is_open and self.is_leaving) or is_unraisable(frame):
             return
-        if self._num_raised >= MAX_POLITE_RAISES:
-            self._strike_again_in_handlers(frame)
-        elif self._is_cleaning_up(sys.exc_info()[1]):
+        is_swallowed = self._num_raised >= MAX_POLITE_RAISES
+        if not is_swallowed and self._is_cleaning_up(sys.exc_info()[1]):
             return
+        self._wait_for_abort()
+        if is_swallowed:
+            self._strike_again_in_handlers(frame)
         if self._num_raised == 1 and frame is not None:
             self.swallowed_at = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
         self._num_raised += 1
         raise RankShouldRestart(self._reason)
+
+    def _wait_for_abort(self) -> None:
+        if self._is_freed.is_set():
+            return
+        self.is_held = True
+        try:
+            self._is_freed.wait(HOLD_S)
+        finally:
+            self.is_held = False
 
     def _is_cleaning_up(self, handled: BaseException | None) -> bool:
         """Return whether the handler or `finally` block that runs now belongs to the end of the iteration."""

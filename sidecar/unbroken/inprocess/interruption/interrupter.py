@@ -12,6 +12,7 @@ from unbroken.inprocess.interruption.slow_plugin import PATIENCE_S, named_when_s
 from unbroken.inprocess.state import FrozenState
 from unbroken.inprocess.torch_state.groups import current_groups
 from unbroken.inprocess.torch_state.leftovers import CLOSE_TIMEOUT_S, Leftovers
+from unbroken.standstill import standstill
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class Interrupter:
             if iteration <= self._aborted_iteration:
                 return
             self._aborted_iteration = iteration
+            standstill.spoil()
             self._leftovers.keep(current_groups())
             for abort in self._aborts():
                 try:
@@ -98,6 +100,7 @@ class Interrupter:
         try:
             # Meanwhile the main thread may have left by itself and be on its way to the next iteration.
             if self._is_inside(iteration):
+                gate.hold()
                 self.abort_once(iteration)
                 gate.force_out(lambda: self._free_again(iteration))
         finally:

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from tests.gpu.one_device import first_device
 
 from unbroken import inprocess
 
@@ -18,6 +19,8 @@ SPIN_CYCLES = 1 << 36
 
 
 def _device() -> torch.device:
+    if torch.cuda.device_count() < int(os.environ["LOCAL_WORLD_SIZE"]):
+        return first_device()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     return device
@@ -34,6 +37,9 @@ def nccl_blocked() -> None:
         groups = [dist.new_group() for _ in range(int(os.environ["TEST_GROUPS"]))]
         big = torch.ones(GIB // 4, device=device)
         dist.all_reduce(big)
+        for group in groups:
+            # The first collective of a group makes its communicator, and waits for the others in doing so.
+            dist.all_reduce(torch.ones(1, device=device), group=group)
         torch.cuda.synchronize()
         note("started", iteration=call.iteration, pid=os.getpid())
         if is_first(call):
@@ -49,7 +55,43 @@ def nccl_blocked() -> None:
                 torch.cuda.synchronize()
             finally:
                 note("freed", seconds=time.monotonic() - began_s)
+            note("went_on", value=float(big[0].item()))
         return float(big[0].item())
+
+    note("returned", value=train())
+
+
+def nccl_queued() -> None:
+    """Rank 0 saves while a collective that is queued on its GPU waits for rank 1, which raises.
+
+    TEST_SECTION: "atomic", or "error" for a save in the handler of an error.
+    """
+    is_atomic = os.environ["TEST_SECTION"] == "atomic"
+
+    @inprocess.Wrapper(health_check=inprocess.health_check.CudaHealthCheck())
+    def train(call: inprocess.CallWrapper) -> float:
+        device = _device()
+        dist.init_process_group("nccl")
+        tensor = torch.ones(1 << 20, device=device)
+        dist.all_reduce(tensor)
+        torch.cuda.synchronize()
+        note("started", iteration=call.iteration, pid=os.getpid())
+        if is_first(call):
+            if my_rank() == 1:
+                wait_for_file("TEST_GO")
+                raise ValueError("injected")
+            dist.all_reduce(tensor)
+            if is_atomic:
+                note("blocks")
+                with call.atomic():
+                    note("saved", value=float(tensor.cpu()[0].item()))
+            else:
+                try:
+                    raise OSError("the script's own")
+                except OSError:
+                    note("blocks")
+                    note("saved", value=float(tensor.cpu()[0].item()))
+        return float(tensor[0].item())
 
     note("returned", value=train())
 

@@ -1,0 +1,188 @@
+"""While collectives are aborted, nothing of the function runs on what they leave, and nothing of it is saved."""
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tests.waiting import wait_until
+
+from unbroken.inprocess.interruption import gate as gates
+from unbroken.inprocess.interruption.gate import Gate, RankShouldRestart
+from unbroken.standstill import Standstill
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    gate.install()
+    gate.reset()
+    yield gate
+    gate.uninstall()
+
+
+def beside(work: Callable[[], None]) -> threading.Thread:
+    """Do it in another thread."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_function_stands_still_during_an_abort_and_cleans_up_after_it(gate: Gate) -> None:
+    """In this order: what cleans up may destroy groups, which waits for what the abort ends."""
+    seen: list[tuple[str, int]] = []
+    rounds = 0
+
+    def abort() -> None:
+        wait_until(lambda: rounds > 10, "the function to run")
+        gate.leave("over")
+        gate.hold()
+        wait_until(lambda: gate.is_held, "the main thread to stand still")
+        seen.append(("aborted", rounds))
+        gate.force_out(lambda: True)
+
+    def train() -> None:
+        nonlocal rounds
+        try:
+            while True:
+                rounds += 1
+        finally:
+            seen.append(("cleaned up", rounds))
+
+    thread = beside(abort)
+    outcome = gate.run(train)
+    thread.join()
+    assert isinstance(outcome.error, RankShouldRestart)
+    assert seen == [("aborted", rounds), ("cleaned up", rounds)]
+    assert not gate.swallowed_at
+
+
+def test_function_that_is_freed_by_the_abort_does_not_go_on(gate: Gate) -> None:
+    """It waited in C++, where no signal reaches it: a mutex of the C library stands for a device."""
+    seen: list[str] = []
+    library, device = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+
+    def abort() -> None:
+        library.pthread_mutex_lock(device)
+        seen.append("works")
+        wait_until(lambda: "waits" in seen, "the function to wait")
+        gate.leave("over")
+        gate.hold()
+        library.pthread_mutex_unlock(device)
+        wait_until(lambda: gate.is_held, "the main thread to stand still")
+        seen.append("aborted")
+        gate.force_out(lambda: True)
+
+    def train() -> None:
+        seen.append("waits")
+        library.pthread_mutex_lock(device)
+        seen.append("went on")
+
+    thread = beside(abort)
+    wait_until(lambda: seen, "the device to work")
+    outcome = gate.run(train)
+    thread.join()
+    assert isinstance(outcome.error, RankShouldRestart)
+    assert seen == ["works", "waits", "aborted"]
+
+
+def test_function_that_holds_what_the_abort_needs_is_let_go(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gates, "HOLD_S", 0.1)
+    logging_lock, has_lock = threading.Lock(), threading.Event()
+
+    def abort() -> None:
+        has_lock.wait()
+        gate.leave("over")
+        gate.hold()
+        with logging_lock:
+            gate.force_out(lambda: True)
+
+    def train() -> None:
+        with logging_lock:
+            has_lock.set()
+            threading.Event().wait()
+
+    thread = beside(abort)
+    outcome = gate.run(train)
+    thread.join()
+    assert isinstance(outcome.error, RankShouldRestart)
+
+
+def test_function_that_has_left_by_itself_is_not_held(gate: Gate) -> None:
+    assert gate.run(lambda: 1).value == 1
+    gate.leave("over")
+    gate.hold()
+    assert not gate.is_held
+    gate.force_out(lambda: True)
+    gate.reset()
+    assert gate.run(lambda: 2).value == 2
+
+
+class Stream:
+    """A device's, on which a collective waits for another rank until it is aborted."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self.waits = threading.Event()
+        self.is_aborted = threading.Event()
+
+    def synchronize(self) -> None:
+        self.waits.set()
+        self.is_aborted.wait()
+
+
+def test_section_begins_when_the_device_has_done_what_may_wait_for_others(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2.7: no abort comes into a section, so a save in it would wait for a failed rank until the hard timeout."""
+    stream, seen = Stream(gate), []
+    device = SimpleNamespace(is_initialized=lambda: True, current_stream=lambda: stream)
+    monkeypatch.setattr(torch, "cuda", device)
+
+    def abort() -> None:
+        stream.waits.wait()
+        gate.leave("over")
+        with gate.atomic_lock:
+            seen.append("the lock is free")
+            gate.hold()
+            stream.is_aborted.set()
+            wait_until(lambda: gate.is_held, "the main thread to stand still")
+            gate.force_out(lambda: True)
+
+    def train() -> None:
+        with gate.atomic():
+            seen.append("inside")
+
+    thread = beside(abort)
+    outcome = gate.run(train)
+    thread.join()
+    assert isinstance(outcome.error, RankShouldRestart)
+    assert seen == ["the lock is free"]
+
+
+def test_section_within_a_section_does_not_wait_again(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[int] = []
+    stream = SimpleNamespace(synchronize=lambda: waited.append(gate.num_atomic))
+    monkeypatch.setattr(torch, "cuda", SimpleNamespace(is_initialized=lambda: True, current_stream=lambda: stream))
+    with gate.atomic(), gate.atomic():
+        pass
+    assert waited == [0]
+
+
+def test_device_that_is_not_in_use_is_left_alone(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "cuda", SimpleNamespace(is_initialized=lambda: False))
+    with gate.atomic():
+        pass
+
+
+def test_iteration_is_spoilt_by_an_abort_until_the_next_begins() -> None:
+    standstill = Standstill()
+    seen = []
+    for _ in range(2):
+        standstill.begin(lambda _: None)
+        seen.append(standstill.is_spoilt)
+        standstill.spoil()
+        seen.append(standstill.is_spoilt)
+    assert seen == [False, True, False, True]
