@@ -12,18 +12,24 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from tests.gpu.report import Result, Row, of_job, of_tests, table
+from tests.gpu.report import Result, Row, of_job, of_tests, of_training, table
 
 ROOT = Path(__file__).parents[2]
 TOTAL_S = 470.0
-LOOK_S, TESTS_S, JOB_S = 90.0, 250.0, 200.0
+LOOK_S, TESTS_S, TRAININGS_S, JOB_S = 90.0, 250.0, 150.0, 200.0
 END_S = 10.0
 RESTARTS, WARM_UP = 100, 20
 NO_GPU = 2
+TRAININGS = {"fsdp2": "torch", "compiled": "torch", "huggingface": "transformers", "lightning": "lightning"}
+"""What each kind of training needs."""
+FAULTS = {"exception": 7, "kill": 13, "exception-2": 22}
+"""And the step after which each comes."""
 
 
 def main() -> int:
@@ -43,7 +49,7 @@ def main() -> int:
         print(f"gpu-check: {title}", flush=True)
         check = f"CudaHealthCheck passed in {1000 * device['health_check_s']:.0f} ms"
         rows = [Row("device", time.monotonic() - began_s, Result.OK, check)]
-        for phase in (marked_tests, jobs):
+        for phase in (marked_tests, jobs, trainings):
             rows += _run(phase, Path(folder), end_s)
     text = table(title, rows)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -79,9 +85,12 @@ def marked_tests(folder: Path, left_s: float) -> list[Row]:
     """Run every test marked gpu."""
     report = folder / "tests.xml"
     limit_s = min(TESTS_S, left_s)
+    # The others are not even read: they need packages that a machine with a GPU may not have.
+    files = [str(file) for file in (ROOT / "tests/integration").rglob("test_*.py") if "mark.gpu" in file.read_text()]
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    command += ["-o", "junit_family=xunit1", "--durations=5"]
     began_s = time.monotonic()
-    code, said = bounded([*command, "tests/integration"], limit_s, folder, {})
+    code, said = bounded([*command, *sorted(files)], limit_s, folder, {})
     seconds = time.monotonic() - began_s
     print(said[-4000:], flush=True)
     if not report.exists():
@@ -121,9 +130,59 @@ def job(folder: Path, ranks: int, limit_s: float, restarts: int, warm_up: int) -
     return of_job(notes, restarts, ranks, seconds, ending)
 
 
+def trainings(folder: Path, left_s: float) -> list[Row]:
+    """Run each kind of training, without faults and with some, all at once; compare what came out."""
+    limit_s = min(TRAININGS_S, left_s)
+    kinds = [kind for kind, package in TRAININGS.items() if find_spec(package)]
+    rows = [
+        Row(f"training: {kind}", 0.0, Result.NOT_RUN, f"needs {package}, which is not installed")
+        for kind, package in TRAININGS.items()
+        if kind not in kinds
+    ]
+    with ThreadPoolExecutor(len(kinds) or 1) as threads:
+        return [*threads.map(lambda kind: training(folder / kind, kind, limit_s), kinds), *rows]
+
+
+def training(folder: Path, kind: str, limit_s: float) -> Row:
+    """Run one kind of training twice, side by side; return its row."""
+    folder.mkdir()
+    command = [sys.executable, "-m", "unbroken", "run", "--quiet", "--pods", "1", "--ranks-per-pod", "1"]
+    command += ["--memory", "64Mi", "--rungs", "in-process:9,process:9", str(Path(__file__).with_name("training.py"))]
+    began_s = time.monotonic()
+
+    def run(name: str, faults: Mapping[str, int]) -> str:
+        (folder / name).mkdir()
+        variables = {"TEST_OUT": str(folder / name), "TEST_FAULTS": json.dumps(faults)}
+        code, said = bounded([*command, kind], limit_s, folder / name, variables)
+        if code != 0:
+            print(f"{kind}, {name}: {said[-3000:]}", flush=True)
+        return "" if code == 0 else f"{name}: exit code {code}"
+
+    with ThreadPoolExecutor(2) as threads:
+        ends = [threads.submit(run, "calm", {}), threads.submit(run, "faults", FAULTS)]
+        problems = [end.result() for end in ends if end.result()]
+    seconds = time.monotonic() - began_s
+    if problems:
+        return Row(f"training: {kind}", seconds, Result.FAILED, "; ".join(problems))
+    calm, broken = read_training(folder / "calm"), read_training(folder / "faults")
+    return of_training(kind, calm, broken, len(FAULTS), seconds)
+
+
+def read_training(folder: Path) -> dict[str, Any]:
+    """Return what the job has written: its result, and of each step what it was made of, the last time that it was."""
+    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    lines = [
+        json.loads(line)
+        for file in folder.glob("steps-*")
+        for line in file.read_text(encoding="utf-8").splitlines()
+    ]  # fmt: skip
+    lines.sort(key=lambda line: line[1])
+    return result | {"steps": {line[0]: line[3:] for line in lines}, "lines": len(lines)}
+
+
 def bounded(command: list[str], limit_s: float, folder: Path, variables: Mapping[str, str]) -> tuple[int, str]:
     """Run a command from the root of the repository, end it after a limit; return its exit code and what it said."""
-    path = os.pathsep.join([str(ROOT / "sidecar"), str(ROOT / "core"), str(ROOT)])
+    path = os.pathsep.join([str(ROOT / "sidecar"), str(ROOT / "core"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", **variables}
     said = folder / f"said-{len(list(folder.iterdir()))}"
     with said.open("wb") as output:

@@ -23,6 +23,8 @@ RESTARTS, WARM_UP = int(os.environ["GPU_CHECK_RESTARTS"]), int(os.environ["GPU_C
 HAS_GPU = torch.cuda.is_available()
 ELEMENTS = 1 << 20
 WAIT_S = 60.0
+BLOCKED_S = 0.5
+"""How long rank 0 is in its collective at least when rank 1 raises."""
 KEPT = ("memory_kib", "threads", "descriptors")
 
 
@@ -59,15 +61,19 @@ def block(rank: int, tensor: torch.Tensor) -> None:
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"rank 0: want it in a collective within {WAIT_S:g} s, it is not")
             time.sleep(0.01)
+        time.sleep(BLOCKED_S)
         note(rank, "raised", iteration=0)
         raise Injected("while rank 0 waits")
     work = dist.all_reduce(tensor, async_op=True)
     (OUT / "blocks").touch()
+    note(rank, "blocks")
     try:
         work.wait()
         finish_work()
-    finally:
-        note(rank, "freed")
+    except BaseException as error:
+        note(rank, "freed", by=f"{type(error).__name__}: {error}"[:200])
+        raise
+    note(rank, "freed", by="")
 
 
 def first_collective(call: inprocess.CallWrapper, rank: int, size: int) -> torch.Tensor | None:

@@ -78,12 +78,15 @@ def of_job(notes: Sequence[Mapping[str, Any]], restarts: int, ranks: int, second
 
 def _of_abort(notes: Sequence[Mapping[str, Any]]) -> Row:
     raised = [one["at_s"] for one in notes if one["event"] == "raised" and one["iteration"] == 0]
-    freed = [one["at_s"] for one in notes if one["event"] == "freed"]
+    freed = [one for one in notes if one["event"] == "freed"]
     name = "abort of a blocked collective"
     if not raised or not freed:
         return Row(name, 0.0, Result.FAILED, "rank 0 was not freed" if raised else "rank 0 never blocked")
-    took_s = freed[0] - raised[0]
-    return Row(name, took_s, Result.OK, f"rank 0 was free {1000 * took_s:.0f} ms after rank 1 raised")
+    took_s = freed[0]["at_s"] - raised[0]
+    seen = f"rank 0 was free {abs(1000 * took_s):.0f} ms {'before' if took_s < 0 else 'after'} rank 1 raised"
+    by = freed[0]["by"]
+    seen += f", by {by}" if by else ", by itself: its function went on"
+    return Row(name, took_s, Result.OK if by and took_s >= 0 else Result.FAILED, seen)
 
 
 def _of_recovery(notes: Sequence[Mapping[str, Any]], works: Sequence[Mapping[str, Any]], restarts: int) -> Row:
@@ -124,6 +127,26 @@ def _of_memory(notes: Sequence[Mapping[str, Any]]) -> list[Row]:
         bad = [what for what, (value, margin) in grown.items() if value > margin]
         rows.append(Row(name, last["at_s"] - first["at_s"], Result.FAILED if bad else Result.OK, seen))
     return rows
+
+
+def of_training(kind: str, calm: Mapping[str, Any], broken: Mapping[str, Any], faults: int, seconds: float) -> Row:
+    """Return the row of a training with so many faults, beside the same one without."""
+    differing = sorted(
+        step for step in calm["steps"].keys() | broken["steps"].keys()
+        if calm["steps"].get(step) != broken["steps"].get(step)
+    )  # fmt: skip
+    problems = []
+    if broken["iteration"] < faults:
+        problems.append(f"{broken['iteration']} restarts for {faults} faults")
+    if differing:
+        first = differing[0]
+        seen = f"{str(broken['steps'].get(first))[-120:]} for {str(calm['steps'].get(first))[-120:]}"
+        problems.append(f"other samples, numbers or losses in {len(differing)} steps, the first {first}: {seen}")
+    if calm["digest"] != broken["digest"]:
+        problems.append("other weights at the end")
+    again = broken["lines"] - len(broken["steps"])
+    seen = f"{len(calm['steps'])} steps and {faults} faults, bit for bit as without; {again} steps done twice"
+    return Row(f"training: {kind}", seconds, Result.FAILED if problems else Result.OK, "; ".join(problems) or seen)
 
 
 def _count(held: Mapping[str, Any], what: str) -> int:

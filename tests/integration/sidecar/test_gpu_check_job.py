@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.gpu.__main__ import NO_GPU, ROOT, job
+from tests.gpu.__main__ import FAULTS, NO_GPU, ROOT, job, training
 from tests.gpu.report import Result
 
 
@@ -46,3 +46,13 @@ def test_job_of_the_check_aborts_restarts_and_measures(
     flat = r"from restart 3 to 6: \+0 MiB used on the device, \+0 B allocated by torch, [+-]\d+ KiB of the host, "
     assert [row.seen for row in rows[-ranks:] if not re.match(flat, row.seen)] == []
     assert rows[0].seen == "6 restarts in the same processes"
+
+
+@pytest.mark.timeout(300)
+def test_training_of_the_check_is_compared_with_one_without_faults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    row = training(tmp_path / "training", "fsdp2", 240.0)
+    assert row.result is Result.OK, row
+    assert row.seen == f"30 steps and {len(FAULTS)} faults, bit for bit as without; 0 steps done twice"

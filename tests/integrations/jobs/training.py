@@ -127,4 +127,4 @@ def finish(model: nn.Module, step: int, call: inprocess.CallWrapper) -> None:
 def _whole(parameter: Any) -> torch.Tensor:
     parameter = parameter.detach()
     whole: torch.Tensor = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
-    return whole
+    return whole.cpu()

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 from tests.gpu.__main__ import read_device
-from tests.gpu.report import HOST_KIB, MAX_SEEN, MIB, Result, Row, of_job, of_tests, table
+from tests.gpu.report import HOST_KIB, MAX_SEEN, MIB, Result, Row, of_job, of_tests, of_training, table
 
 
 def held(rank: int, iteration: int, **more: Any) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def notes_of(restarts: int, ranks: int = 2, **last: Any) -> list[dict[str, Any]]
                 {"event": "works", "rank": rank, "iteration": number, "at_s": number + 0.2, "pid": rank, "seconds": 0.1}
             )
         notes.append({"event": "raised", "rank": ranks - 1, "iteration": number, "at_s": number + 1.0})
-    notes.append({"event": "freed", "rank": 0, "at_s": 1.015})
+    notes.append({"event": "freed", "rank": 0, "at_s": 1.015, "by": "RankShouldRestart"})
     notes += [held(rank, 20) for rank in range(ranks)]
     return [*notes, held(0, restarts, **last), *(held(rank, restarts) for rank in range(1, ranks))]
 
@@ -34,7 +34,7 @@ def test_job_that_went_well_has_a_row_for_each_thing_it_showed() -> None:
     flat = "from restart 20 to 100: +0 MiB used on the device, +0 B allocated by torch, +0 KiB of the host"
     assert [(row.phase, row.seen.removesuffix(", +0 threads, +0 descriptors")) for row in rows] == [
         ("2 ranks on one device", "100 restarts in the same processes"),
-        ("abort of a blocked collective", "rank 0 was free 15 ms after rank 1 raised"),
+        ("abort of a blocked collective", "rank 0 was free 15 ms after rank 1 raised, by RankShouldRestart"),
         (
             "recovery",
             "of 100: 200 ms from the exception until all ranks have reduced again, most 200 ms; "
@@ -74,6 +74,48 @@ def test_what_grows_fails_its_row_alone(last: dict[str, Any], phase: str) -> Non
 def test_what_is_missing_fails(drop: dict[str, Any], ending: str, failed: set[str]) -> None:
     notes = [one for one in notes_of(100) if not drop or any(one.get(key) != drop[key] for key in drop)]
     assert {row.phase for row in of_job(notes, 100, 2, 1.0, ending) if row.result is Result.FAILED} == failed
+
+
+@pytest.mark.parametrize(
+    ("at_s", "by", "result", "seen"),
+    [
+        pytest.param(
+            1.015, "", Result.FAILED, "15 ms after rank 1 raised, by itself: its function went on", id="goes on"
+        ),
+        pytest.param(0.9, "Error", Result.FAILED, "100 ms before rank 1 raised, by Error", id="never blocked"),
+    ],
+)
+def test_rank_that_is_freed_must_not_go_on(at_s: float, by: str, result: Result, seen: str) -> None:
+    freed = {"event": "freed", "rank": 0, "at_s": at_s, "by": by}
+    notes = [freed if one["event"] == "freed" else one for one in notes_of(100)]
+    row = of_job(notes, 100, 2, 55.0, "")[1]
+    assert (row.result, row.seen) == (result, f"rank 0 was free {seen}")
+
+
+def trained(**changes: Any) -> dict[str, Any]:
+    """Return what came of a training of three steps."""
+    steps = {step: [[step], [0.5, 0.25]] for step in (1, 2, 3)}
+    return {"iteration": 0, "digest": "d", "steps": steps, "lines": 3} | changes
+
+
+def test_training_that_ends_as_one_without_faults_says_what_was_done_twice() -> None:
+    row = of_training("fsdp2", trained(), trained(iteration=2, lines=4), 2, 9.0)
+    assert (row.phase, row.result) == ("training: fsdp2", Result.OK)
+    assert row.seen == "3 steps and 2 faults, bit for bit as without; 1 steps done twice"
+
+
+@pytest.mark.parametrize(
+    ("changes", "seen"),
+    [
+        pytest.param({"digest": "e"}, "other weights at the end", id="weights"),
+        pytest.param({"iteration": 1}, "1 restarts for 2 faults", id="a fault that did not come"),
+        pytest.param({"steps": {1: [[1], [0.5, 0.25]], 2: [[2], [0.5, 0.2]]}}, "in 2 steps, the first 2: ", id="steps"),
+    ],
+)
+def test_training_that_differs_fails(changes: dict[str, Any], seen: str) -> None:
+    row = of_training("fsdp2", trained(), trained(**{"iteration": 2, **changes}), 2, 9.0)
+    assert row.result is Result.FAILED
+    assert seen in row.seen
 
 
 def test_process_that_was_started_again_is_no_restart_within_it() -> None:
