@@ -164,7 +164,10 @@ def training(folder: Path, kind: str, limit_s: float) -> Row:
     seconds = time.monotonic() - began_s
     if problems:
         return Row(f"training: {kind}", seconds, Result.FAILED, "; ".join(problems))
-    calm, broken = read_training(folder / "calm"), read_training(folder / "faults")
+    try:
+        calm, broken = read_training(folder / "calm"), read_training(folder / "faults")
+    except (OSError, ValueError) as error:
+        return Row(f"training: {kind}", seconds, Result.FAILED, f"exit code 0, but its results cannot be read: {error}")
     return of_training(kind, calm, broken, len(FAULTS), seconds)
 
 

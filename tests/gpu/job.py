@@ -24,7 +24,8 @@ HAS_GPU = torch.cuda.is_available()
 ELEMENTS = 1 << 20
 WAIT_S = 60.0
 BLOCKED_S = 0.5
-"""How long rank 0 is in its collective at least when rank 1 raises."""
+"""How long rank 0 is in its collective at least when rank 1 raises: nothing tells that a kernel waits. No result hangs
+on it: a rank that is free before rank 1 raises fails the check."""
 KEPT = ("memory_kib", "threads", "descriptors")
 
 

@@ -13,6 +13,7 @@ from tests.waiting import wait_until
 
 from unbroken.keeper.digests import read_digests, read_slot_head
 from unbroken.memory import arena
+from unbroken.standstill import standstill
 from unbroken_core.pod.memory_messages import KEEPER_SOCKET
 from unbroken_core.pod.memory_slots import Head, SlotState, digests_name
 from unbroken_core.protocol.settings import JobSettings
@@ -108,6 +109,12 @@ class LivePod:
                 keeper.stdout.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         shutil.rmtree(self.root, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def sound_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tests of aborts leave behind in this process: no iteration begins here that would end it."""
+    monkeypatch.setattr(standstill, "is_spoilt", False)
 
 
 @pytest.fixture

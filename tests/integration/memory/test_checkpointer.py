@@ -541,7 +541,6 @@ def test_a_writer_of_an_earlier_iteration_ends(pod: LivePod, monkeypatch: pytest
     assert isinstance(late.save({"a": torch.ones(4)}, 1), Saved)
 
 
-@pytest.mark.timeout(400)
 def test_nothing_is_saved_once_collectives_were_aborted(pod: LivePod) -> None:
     """A GPU goes on after the abort of its collective, with what half of it has left, and nobody is told."""
     pod.start()
@@ -573,6 +572,7 @@ def test_nothing_is_saved_once_collectives_were_aborted(pod: LivePod) -> None:
     assert isinstance(Checkpointer().save(fresh, 2), Saved)
 
 
+@pytest.mark.timeout(400)
 def test_memory_and_descriptors_stay_flat_over_a_thousand_saves_and_two_hundred_restores(pod: LivePod) -> None:
     keeper = pod.start()
     processes = [psutil.Process(), psutil.Process(keeper.pid)]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
+from unbroken.inprocess.torch_state.device import devices_in_use
 from unbroken.inprocess.torch_state.group_states import read_groups
 from unbroken_core.pod.activities import read
 from unbroken_core.pod.pod_messages import MainThread
@@ -222,6 +223,4 @@ def _names_of_line(instructions: list[dis.Instruction], at: int) -> Iterator[str
 
 def has_device() -> bool:
     """Return whether the script uses a GPU or its like. Imports nothing."""
-    torch: Any = sys.modules.get("torch")
-    kinds = (getattr(torch, name, None) for name in ("cuda", "xpu", "mtia"))
-    return any(kind is not None and kind.is_initialized() for kind in kinds)
+    return bool(devices_in_use())

@@ -68,9 +68,12 @@ def test_function_that_is_freed_by_the_abort_does_not_go_on(gate: Gate) -> None:
         library.pthread_mutex_lock(device)
         seen.append("works")
         wait_until(lambda: "waits" in seen, "the function to wait")
-        gate.leave("over")
-        gate.hold()
-        library.pthread_mutex_unlock(device)
+        try:
+            gate.leave("over")
+            gate.hold()
+        finally:
+            # Nothing else ends that wait, no timeout of a test either.
+            library.pthread_mutex_unlock(device)
         wait_until(lambda: gate.is_held, "the main thread to stand still")
         seen.append("aborted")
         gate.force_out(lambda: True)
@@ -123,8 +126,7 @@ def test_function_that_has_left_by_itself_is_not_held(gate: Gate) -> None:
 class Stream:
     """A device's, on which a collective waits for another rank until it is aborted."""
 
-    def __init__(self, gate: Gate) -> None:
-        self.gate = gate
+    def __init__(self) -> None:
         self.waits = threading.Event()
         self.is_aborted = threading.Event()
 
@@ -137,7 +139,7 @@ def test_section_begins_when_the_device_has_done_what_may_wait_for_others(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2.7: no abort comes into a section, so a save in it would wait for a failed rank until the hard timeout."""
-    stream, seen = Stream(gate), []
+    stream, seen = Stream(), []
     device = SimpleNamespace(is_initialized=lambda: True, current_stream=lambda: stream)
     monkeypatch.setattr(torch, "cuda", device)
 
