@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.gpu.one_device import as_host, ranks_of_nccl
 
 BROKEN_HOST = Path(__file__).with_name("broken_host.py")
 LIMIT_S = 280.0
@@ -43,14 +44,15 @@ def start() -> Iterator[Start]:
     """Start hosts, each broken in the way that is named by its number, and end them after the test."""
     started: list[subprocess.Popen[str]] = []
 
-    def begin(num_hosts: int, faults: dict[int, str], *options: str) -> list[subprocess.Popen[str]]:
+    def begin(
+        num_hosts: int, faults: dict[int, str], *options: str, log: Path | None = None
+    ) -> list[subprocess.Popen[str]]:
         leader = f"127.0.0.1:{free_port()}"
         for rank in range(num_hosts):
             words = [*command(faults.get(rank, "")), "--hosts", str(num_hosts), "--host-rank", str(rank)]
             words += ["--leader", leader, "--name", f"h{rank}", "-o", "json", *options]
-            started.append(
-                subprocess.Popen(words, text=True, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-            )
+            env = environment(**(as_host(f"h{rank}", log) if log else {}))
+            started.append(subprocess.Popen(words, text=True, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
         return started
 
     yield begin
@@ -160,6 +162,17 @@ def test_a_host_with_gpus_multiplies_on_each_and_sums_with_nccl() -> None:
     assert host["gpus"] == torch.cuda.device_count()
     assert "cuda:0" in [check["entity"] for check in host["checks"]]
     assert host["versions"]["nccl"]
+
+
+@pytest.mark.gpu
+def test_hosts_with_gpus_test_each_other_with_nccl(start: Start, tmp_path: Path) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs GPUs, got none")
+    report, lines = report_of(start(2, {}, *PATIENT, log=tmp_path))
+    assert verdicts(report) == {"h0": OK, "h1": OK}
+    assert [host["gpus"] for host in report["hosts"]] == [1, 1]
+    assert ranks_of_nccl(tmp_path, 2) == [0, 1]
+    assert lines == ["unbroken preflight: h1 is ok"]
 
 
 def test_command_loads_no_torch_itself() -> None:

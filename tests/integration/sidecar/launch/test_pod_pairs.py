@@ -12,6 +12,8 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
+from tests.gpu.one_device import as_host, ranks_of_nccl
 from tests.integration.sidecar.launch.test_launcher_processes import AgentDouble, Begin, python
 from tests.processes import is_gone
 from tests.waiting import wait_until
@@ -69,11 +71,13 @@ def begin(start: Begin, image: dict[str, str], kind: str = "", **more: Any) -> A
     return agent
 
 
-def meet(place: AgentDouble, partner: AgentDouble, number: int, within_s: float = LONG_S, port: int = 0) -> None:
+def meet(
+    place: AgentDouble, partner: AgentDouble, number: int, within_s: float = LONG_S, port: int = 0, gpus: int = 0
+) -> None:
     """Order two pods to test with each other."""
     state, _other = (agent.wait_pairs(lambda said: said.port) for agent in (place, partner))
     for side, agent in enumerate((place, partner)):
-        agent.say(PairOrder(TERM, number, side, "127.0.0.1", port or state.port, 0, within_s))
+        agent.say(PairOrder(TERM, number, side, "127.0.0.1", port or state.port, gpus, within_s))
 
 
 def answer(agent: AgentDouble, number: int) -> tuple[bool | None, str]:
@@ -109,6 +113,18 @@ def test_two_pods_pass_again_and_again_and_then_have_ranks(start: Begin, image: 
         assert agent.wait_pairs(lambda said: not said.port).has_passed is True
         train(agent)
     wait_until(lambda: all(is_gone(child.pid) for child in children), "the end of what has tested")
+
+
+@pytest.mark.gpu
+def test_two_pods_with_gpus_pass_with_nccl_again_and_again(start: Begin, image: dict[str, str], tmp_path: Path) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs GPUs, got none")
+    one, other = (begin(start, image, **as_host(name, tmp_path)) for name in ("one", "other"))
+    assert [agent.wait_pairs(lambda said: said.port).gpus for agent in (one, other)] == [1, 1]
+    for number in (1, 2):
+        meet(one, other, number, gpus=1)
+        assert [answer(agent, number) for agent in (one, other)] == [(True, "")] * 2
+    assert ranks_of_nccl(tmp_path, 2) == [0, 0, 1, 1]
 
 
 def test_a_partner_that_is_not_there_is_a_failure_after_its_time(start: Begin, image: dict[str, str]) -> None:
