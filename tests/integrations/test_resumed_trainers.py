@@ -36,7 +36,8 @@ class KeptOrOnDisk(Kept):
     def load(self, state: dict[str, Any]) -> int | None:
         """Take the disk's where it is newer."""
         steps = sorted(self.disk.steps()) if self.disk is not None else []
-        if self.disk is not None and steps and steps[-1] > (Kept.kept[0] if Kept.kept is not None else -1):
+        newest = Kept.kept[0] + getattr(self.disk, "lag", 0) if Kept.kept is not None else -1
+        if self.disk is not None and steps and steps[-1] > newest:
             self.disk.load(state, steps[-1])
             return int(steps[-1])
         return super().load(state)

@@ -181,6 +181,8 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         self._data = lightning_hooks.data_state(trainer)
         self._values = ModuleValues(pl_module, vars(LightningModule()))
         state = self._state(trainer)
+        # A file lacks random numbers, and what was to come after it in the same hook.
+        self._from_file.lag = self._every * lightning_hooks.most_accumulated(trainer)
         done = self._checkpoints.load(state)
         self._begun_at = done or 0
         if done is not None and not self._from_file.is_chosen:
@@ -340,6 +342,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
             "samples": self._samples(),
             "schedulers": [one.scheduler.state_dict() for one in trainer.lr_scheduler_configs],
             "callbacks": {one.state_key: kept for one in others if (kept := one.state_dict())},
+            "files": lightning_hooks.of_files(others),
             "precision": trainer.precision_plugin.state_dict(),
             "hooks": lightning_hooks.collect(trainer, self),
             "data": self._data,
@@ -364,10 +367,12 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         trainer.should_stop = progress["should_stop"]
         trainer.fit_loop.load_state_dict(progress["loops"])
         for config, kept in zip(trainer.lr_scheduler_configs, progress["schedulers"], strict=True):
-            config.scheduler.load_state_dict(kept)
+            # Some take things out of what they are given, which Lightning may want to restore next.
+            config.scheduler.load_state_dict(copy.deepcopy(kept))
         for callback in trainer.callbacks:
             if kept := progress["callbacks"].get(callback.state_key):
                 callback.load_state_dict(kept)
+        lightning_hooks.put_back_files(trainer.callbacks, progress.get("files", {}))
         if progress["precision"]:
             trainer.precision_plugin.load_state_dict(progress["precision"])
         lightning_hooks.restore(trainer, self, progress["hooks"])
@@ -402,6 +407,8 @@ class _FromFile:
         self.batches: int | None = None
         self.checkpoint: dict[str, Any] | None = None
         self.is_chosen = False
+        self.lag = 0
+        """Checkpoints in memory that are so many batches older are taken before it."""
 
     def steps(self) -> list[int]:
         """Return the number of batches that it has seen."""

@@ -7,6 +7,8 @@ it, or put in the place of what is there, is kept; `restore` gives it back.
 from collections.abc import Sequence
 from typing import Any
 
+from lightning.pytorch.callbacks import ModelCheckpoint
+
 from unbroken.integrations.callback_values import CallbackValues, tell_lost
 
 _WEIGHTS = "state_dict"
@@ -60,6 +62,32 @@ def refuse(callbacks: Sequence[Any]) -> None:
                 f"Trainer(callbacks=...): want none that adds parameters or schedules in mid-training, got "
                 f"{type(one).__name__}; a new Trainer has no place for them after a fault"
             )
+
+
+LEFT_OUT = ("current_score", "_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
+"""What a ModelCheckpoint goes on from, and does not take from its own state."""
+
+
+def of_files(callbacks: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """Return what each ModelCheckpoint leaves out, by the callback's key."""
+    return {
+        one.state_key: {name: getattr(one, name) for name in LEFT_OUT if hasattr(one, name)}
+        for one in callbacks
+        if isinstance(one, ModelCheckpoint)
+    }
+
+
+def put_back_files(callbacks: Sequence[Any], kept: dict[str, dict[str, Any]]) -> None:
+    """Set it."""
+    for one in callbacks:
+        if isinstance(one, ModelCheckpoint):
+            vars(one).update(kept.get(one.state_key, {}))
+
+
+def most_accumulated(trainer: Any) -> int:
+    """Return how many batches one step has at most, also in epochs to come."""
+    plans = [one.scheduling for one in trainer.callbacks if type(one).__name__ == "GradientAccumulationScheduler"]
+    return max([int(trainer.accumulate_grad_batches), *(int(one) for plan in plans for one in plan.values())])
 
 
 def collect(trainer: Any, own: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from unbroken.memory.agreement import all_true
 from unbroken.memory.arena import Saved, Skipped, WorkerSlots, arena_of
 from unbroken.memory.background.handover import DiskSettings, Handover
-from unbroken.memory.disk import DcpFolder, Disk, common_steps
+from unbroken.memory.disk import DcpFolder, Disk, common_steps, oldest_wanted
 from unbroken.memory.job_disk import KEEP, JobDisk, agreed_job_disk
 from unbroken.memory.place import WorkerInfo, read_every, read_place
 from unbroken.memory.recording import recorder
@@ -212,7 +212,7 @@ class Checkpointer:
         problem: CheckpointException | None = None
         while True:
             restoration = Restoration(arena, place)
-            step = self._from_memory(restoration, arena, state, steps[0] if steps else None)
+            step = self._from_memory(restoration, arena, state, oldest_wanted(self._disk, steps))
             if step is not None:
                 return "memory", step
             if problem is not None and not steps:
@@ -226,11 +226,11 @@ class Checkpointer:
                 return "disk", step
 
     def _from_memory(
-        self, restoration: Restoration, arena: WorkerSlots | None, state: MutableMapping[str, Any], on_disk: int | None
+        self, restoration: Restoration, arena: WorkerSlots | None, state: MutableMapping[str, Any], oldest: int | None
     ) -> int | None:
-        """Take the newest step in memory, unless the disk has a newer one; return it, None when there is none."""
+        """Take the newest step in memory, unless it is older than this one; return it, None when there is none."""
         try:
-            chosen = restoration.choose(state, on_disk)
+            chosen = restoration.choose(state, oldest)
             if chosen is None:
                 return None
             apply(chosen, state)

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Collection, MutableMapping
+from collections.abc import Collection, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +20,11 @@ _NAME = re.compile(r"step-([0-9]{1,18})")
 
 
 class Disk(Protocol):
-    """Checkpoints on a disk in a format of their own."""
+    """Checkpoints on a disk in a format of their own.
+
+    They count where they are newer than those in memory. One whose checkpoints lack something may have an attribute
+    `lag`, the same on all ranks: then they count where they are newer by more than so many steps.
+    """
 
     def steps(self) -> list[int]:
         """Return the steps of whole checkpoints that this rank sees."""
@@ -55,6 +59,11 @@ def steps_on_disk(folder: Path) -> list[int]:
     except OSError:
         return []
     return sorted(found, reverse=True)
+
+
+def oldest_wanted(disk: Disk | None, steps: Sequence[int]) -> int | None:
+    """Return the step before which a checkpoint in memory is no use; `steps`: those on the disk, the newest first."""
+    return steps[0] - int(getattr(disk, "lag", 0)) if steps else None
 
 
 def common_steps(disk: Disk | None) -> list[int]:

@@ -91,16 +91,14 @@ class Restoration:
             self.candidates = with_later(place.restore, self.candidates)
         # Else an agent does not know of plans for it.
 
-    def choose(self, state: Mapping[str, Any], newer_than: int | None) -> Chosen | None:
+    def choose(self, state: Mapping[str, Any], oldest: int | None) -> Chosen | None:
         """Return the newest checkpoint that all ranks can read whole; None when there is none.
 
-        `newer_than`: a step that is on the disk; older checkpoints are no use then.
+        `oldest`: checkpoints of steps before this one are no use, since the disk has a newer one.
         """
         # One after which the training failed again and again comes behind the disk.
         whole = [
-            one
-            for one in self.candidates
-            if newer_than is None or (one.moment.step >= newer_than and not one.is_given_up)
+            one for one in self.candidates if oldest is None or (one.moment.step >= oldest and not one.is_given_up)
         ]
         lazy = LazyState(state)
         # Once, on all ranks: dictionaries may wait for other ranks, which may need another number of attempts.

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from unbroken.memory import Checkpointer
+from unbroken.memory.disk import DcpFolder
 
 from .conftest import LivePod
 
@@ -24,6 +25,7 @@ RANK = """
 import sys
 import torch, torch.distributed as dist
 from unbroken.memory import Checkpointer
+from unbroken.memory.disk import DcpFolder
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 state = {"w": torch.zeros(100)}
@@ -130,3 +132,17 @@ def test_all_ranks_take_an_older_one_where_a_single_one_cannot_read_the_newest(t
             one.kill()
             one.wait()
     assert [answer.split()[-2:] for answer in answers] == [["10", "1000.0"]] * 3
+
+
+@pytest.mark.parametrize(("lag", "restored"), [(0, 20), (4, 20), (5, 15)])
+def test_what_lacks_something_counts_where_it_is_newer_by_more_than_its_lag(
+    pod: LivePod, tmp_path: Path, lag: int, restored: int
+) -> None:
+    pod.start()
+    Checkpointer().save({"w": torch.full((100,), 15.0)}, 15)
+    disk = DcpFolder(saved(tmp_path, 10, 20))
+    vars(disk)["lag"] = lag
+    state = {"w": torch.zeros(100)}
+    pod.be(iteration=1)
+    assert Checkpointer(disk=disk).load(state) == restored
+    assert state["w"].tolist() == [float(restored)] * 100
