@@ -220,6 +220,8 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no
             trainer_extras.put_back_callbacks(self._trainer, self._trainer_state)
         if self._saved_extras is not None:
             trainer_extras.put_back(self._trainer, self._loss, self._begun, self._saved_extras)
+            if trainer_extras.no_epoch_begins(self._trainer):
+                self._loss.close()
         if self._restored is None:
             return
         self._trainer.lr_scheduler.load_state_dict(text_states.from_json(self._restored["scheduler"]))

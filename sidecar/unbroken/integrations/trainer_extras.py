@@ -141,6 +141,12 @@ def steps_of_epoch(trainer: Trainer) -> int | None:
     return max(steps, 1)
 
 
+def no_epoch_begins(trainer: Trainer) -> bool:
+    """Return whether the Trainer, as it is when a training begins, is behind the last epoch."""
+    steps = steps_of_epoch(trainer) or trainer.state.max_steps
+    return bool(trainer.state.global_step // max(steps, 1) >= trainer.state.num_train_epochs)
+
+
 def put_back(trainer: Trainer, loss: RunningLoss, begun: Begun, saved: dict[str, Any]) -> None:
     """Put it back, once the Trainer has wrapped its model: what is frozen now may be trained later.
 
