@@ -137,12 +137,13 @@ sim: $(STAMP) ## Simulate random faults in virtual time (SEEDS=first:last), or s
 	$(if $(LOOP)$(if $(SEED),,1),PYTHONPATH=. $(BIN)/python -m tests.simulation --control-loop $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),0:300)))
 
 NIGHTLY := $(CURDIR)/$(TEST_OUTPUT)/nightly
-nightly: $(STAMP) .cache/frameworks-older/.setup-done $(TORCHTITAN)/.setup-done ## Run what is too long for each change: tests marked nightly, more simulated schedules, the oldest frameworks; goes on after a failure
+nightly: $(STAMP) $(FRAMEWORKS)/.setup-done .cache/frameworks-older/.setup-done $(TORCHTITAN)/.setup-done ## Run what is too long for each change: tests marked nightly, more simulated schedules and random trainings, the oldest frameworks; goes on after a failure
 	code=0; \
 	$(PYTEST) -n 3 --dist worksteal -m 'nightly and not cluster' tests/unit tests/contract tests/simulation tests/integration --junitxml=$(NIGHTLY).xml || code=1; \
 	UNBROKEN_SCHEDULES=3000 $(PYTEST) -n 2 tests/simulation/test_simulation.py --junitxml=$(NIGHTLY)-sim.xml || code=1; \
 	UNBROKEN_LOOPS=300 $(PYTEST) -n 2 tests/simulation/test_control_loop.py --junitxml=$(NIGHTLY)-loop.xml || code=1; \
 	UNBROKEN_TEST_KUBECONFIGS= $(PYTEST) -n 3 tests/e2e -m 'not cluster' --junitxml=$(NIGHTLY)-e2e.xml || code=1; \
+	UNBROKEN_RANDOM_TRAININGS=200 $(FRAMEWORKS)/bin/python -m pytest -n 2 tests/integrations/test_random_trainings.py --junitxml=$(NIGHTLY)-random.xml || code=1; \
 	.cache/frameworks-older/bin/python -m pytest -n 2 tests/integrations --ignore tests/integrations/test_torchtitan.py -m 'integrations and not soak' -k 'not torchtitan' --junitxml=$(NIGHTLY)-older.xml || code=1; \
 	$(TORCHTITAN)/bin/python -m pytest -n 2 tests/integrations/test_torchtitan.py -m nightly --junitxml=$(NIGHTLY)-torchtitan.xml || code=1; \
 	exit $$code
