@@ -1,14 +1,21 @@
 """Ordinary checkpoints in a folder, to fall back to: those of torch.distributed.checkpoint, or of a framework."""
 
+import io
 import logging
+import os
 import re
 from collections.abc import Collection, MutableMapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
+from zipfile import ZipFile
 
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+from torch.distributed.checkpoint.planner import LoadPlanner as TorchLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.futures import Future
 
 from unbroken.memory.agreement import gather
 from unbroken.memory.new_state.lazy_state import LazyState, refuse_lost
@@ -17,6 +24,8 @@ from unbroken.memory.new_state.nested import LoadPlanner
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"step-([0-9]{1,18})")
+_ZIP_BEGINS = b"PK\x03\x04"
+_READ_BYTES = 1 << 20
 
 
 class Disk(Protocol):
@@ -42,6 +51,58 @@ class DcpFolder:
     def load(self, state: MutableMapping[str, Any], step: int) -> None:
         """Load one. Raises CheckpointException."""
         load_from_disk(self._folder, state, step)
+
+
+class _Part(io.RawIOBase):
+    """A part of a file, as a file for reading."""
+
+    def __init__(self, file: BinaryIO, start: int, length: int) -> None:
+        self._file, self._start, self._length, self._at = file, start, length, 0
+
+    def readable(self) -> bool:
+        """It can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """It has places."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to a place; return it."""
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """Read what comes next."""
+        self._file.seek(self._start + self._at)
+        content = self._file.read(max(min(len(buffer), self._length - self._at), 0))
+        buffer[: len(content)] = content
+        self._at += len(content)
+        return len(content)
+
+
+class _CheckingReader(FileSystemReader):
+    """Compares what is read with the checksums that torch.save has put beside it: torch itself passes over them."""
+
+    def read_data(self, plan: LoadPlan, planner: TorchLoadPlanner) -> Future[None]:
+        """Read each part once it is known to be what was written. Raises BadZipFile."""
+        for item in plan.items:
+            self._check(item)
+            super().read_data(replace(plan, items=[item]), planner)
+        return super().read_data(replace(plan, items=[]), planner)
+
+    def _check(self, item: ReadItem) -> None:
+        about = self.storage_data[item.storage_index]
+        with (Path(self.path) / about.relative_path).open("rb") as file:
+            part = _Part(file, about.offset, about.length)
+            if part.read(len(_ZIP_BEGINS)) != _ZIP_BEGINS:
+                return  # Of another format, or torch says what is wrong.
+            with ZipFile(part) as archive:
+                for member in archive.infolist():
+                    # 0 where torch was told to compute none.
+                    with archive.open(member) as stream:
+                        while member.CRC and stream.read(_READ_BYTES):
+                            pass
 
 
 def steps_on_disk(folder: Path) -> list[int]:
@@ -77,7 +138,7 @@ def load_from_disk(folder: Path, state: MutableMapping[str, Any], step: int) -> 
     names, planner = _names(path), LoadPlanner()
     lazy.fit(names)
     try:
-        load(values, checkpoint_id=path, planner=planner)
+        load(values, storage_reader=_CheckingReader(path), planner=planner)
     except CheckpointException:
         lazy.drop()
         logger.exception("checkpoint on the disk cannot be read: step=%d folder=%s", step, folder)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.serialization import get_crc32_options, set_crc32_options
 
 from unbroken.memory import Checkpointer
 
@@ -52,6 +53,14 @@ def fill(checkpoint: Path) -> None:
     (checkpoint / ".metadata").write_bytes(b"garbage")
 
 
+def flip(checkpoint: Path) -> None:
+    """Flip a bit of a tensor. Before, it was restored: torch does not look at the checksums that it writes."""
+    file = next(checkpoint.glob("*.distcp"))
+    content = bytearray(file.read_bytes())
+    content[content.index(torch.full((4,), 30.0).numpy().tobytes())] ^= 1
+    file.write_bytes(content)
+
+
 def saved(folder: Path, *steps: int) -> Path:
     """Save these steps in a folder; the values are the step."""
     for step in steps:
@@ -59,7 +68,7 @@ def saved(folder: Path, *steps: int) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("spoil", [cut, lose, fill])
+@pytest.mark.parametrize("spoil", [cut, lose, fill, flip])
 def test_an_older_one_is_taken_where_the_newest_cannot_be_read(
     tmp_path: Path, spoil: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -71,6 +80,18 @@ def test_an_older_one_is_taken_where_the_newest_cannot_be_read(
     assert "cannot be read: step=30" in caplog.text
     assert "restored from the disk: step=20" in caplog.text
     assert "restored from the disk: step=30" not in caplog.text
+
+
+def test_a_checkpoint_without_checksums_is_read_as_it_is(tmp_path: Path) -> None:
+    before = get_crc32_options()
+    set_crc32_options(False)
+    try:
+        folder = saved(tmp_path, 10)
+    finally:
+        set_crc32_options(before)
+    state = {"w": torch.zeros(100)}
+    assert Checkpointer(disk=folder).load(state) == 10
+    assert state["w"].tolist() == [10.0] * 100
 
 
 def test_what_cannot_be_read_leaves_no_frames_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
