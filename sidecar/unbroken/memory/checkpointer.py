@@ -3,9 +3,10 @@
 import logging
 import time
 import weakref
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import StackSummary
 from typing import Any
 
 from torch import nn
@@ -180,8 +181,8 @@ class Checkpointer:
 
         All ranks of the default group call it together, with their state as it is in a new process. They agree on one
         step; if any rank cannot read it, all take an older one, in memory or on the disk. Raises CheckpointException
-        when none on the disk can be read, KeeperAwayError when memory has one and the pod's keeper does not answer: to
-        begin anew would lose all of them.
+        when none on the disk can be read, or some rank does not see what others do, KeeperAwayError when memory has one
+        and the pod's keeper does not answer: to begin anew would lose all of them.
         """
         began_s = time.monotonic()
         source, step = self._load(state)
@@ -208,27 +209,39 @@ class Checkpointer:
                 self._handover.begin(place)
             except OSError as error:
                 logger.error("no checkpoints are written to the disk: %s", error)
-        steps = common_steps(self._disk)
+        steps, unseen = common_steps(self._disk)
         problem: CheckpointException | None = None
+        refused: list[tuple[int, str]] = []
         while True:
             restoration = Restoration(arena, place)
-            step = self._from_memory(restoration, arena, state, steps[0] if steps else None)
+            step = self._from_memory(restoration, arena, state, steps[0] if steps else None, refused)
             if step is not None:
                 return "memory", step
             if problem is not None and not steps:
                 raise problem  # The state may be half loaded.
+            if unseen and not steps:
+                raise _not_seen(f"{unseen}; to begin anew would lose what is there", place.rank)
             if self._disk is None or not steps:
                 _tell_keeper(arena, restoration.load(LoadSource.NOTHING))
                 return "nothing", None
             step, problem = steps[0], self._from_disk(self._disk, state, steps.pop(0))
             if problem is None:
-                _tell_keeper(arena, restoration.load(LoadSource.DISK, step=step))
+                _tell_keeper(arena, restoration.load(LoadSource.DISK, step=step, refused_on_disk=refused))
                 return "disk", step
+            refused.append((step, f"on the disk: {_in_short(problem)}"))
 
     def _from_memory(
-        self, restoration: Restoration, arena: WorkerSlots | None, state: MutableMapping[str, Any], on_disk: int | None
+        self,
+        restoration: Restoration,
+        arena: WorkerSlots | None,
+        state: MutableMapping[str, Any],
+        on_disk: int | None,
+        refused: Sequence[tuple[int, str]],
     ) -> int | None:
-        """Take the newest step in memory, unless the disk has a newer one; return it, None when there is none."""
+        """Take the newest step in memory, unless the disk has a newer one; return it, None when there is none.
+
+        `refused`: what on the disk cannot be read, and why.
+        """
         try:
             chosen = restoration.choose(state, on_disk)
             if chosen is None:
@@ -240,7 +253,7 @@ class Checkpointer:
         finally:
             # First: who unmaps a file last that the keeper has given up waits until its pages are free.
             restoration.close()
-        _tell_keeper(arena, restoration.load(LoadSource.MEMORY, chosen.moment))
+        _tell_keeper(arena, restoration.load(LoadSource.MEMORY, chosen.moment, refused_on_disk=refused))
         return chosen.moment.step
 
     def _from_disk(self, disk: Disk, state: MutableMapping[str, Any], step: int) -> CheckpointException | None:
@@ -301,6 +314,16 @@ def _without_frames(error: CheckpointException) -> CheckpointException:
     """Return it without the frames that it came through: while they are there, they hold the process group."""
     causes = {rank: (cause.with_traceback(None), words) for rank, (cause, words) in error.failures.items()}
     return CheckpointException(str(error.args[0]) if error.args else "load", causes)
+
+
+def _in_short(error: CheckpointException) -> str:
+    """Return which rank could not read a checkpoint, and why, in one line."""
+    first = min(error.failures.items(), key=lambda item: item[0], default=None)
+    return "another rank cannot read it" if first is None else " ".join(f"rank {first[0]}: {first[1][0]!r}".split())
+
+
+def _not_seen(why: str, rank: int) -> CheckpointException:
+    return CheckpointException("load", {rank: (OSError(why), StackSummary())})
 
 
 def _checked(step: object) -> int:

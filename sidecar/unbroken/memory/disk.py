@@ -32,7 +32,7 @@ class Disk(Protocol):
     """Checkpoints on a disk in a format of their own."""
 
     def steps(self) -> list[int]:
-        """Return the steps of whole checkpoints that this rank sees."""
+        """Return the steps of whole checkpoints that this rank sees. Raises OSError where it cannot look."""
 
     def load(self, state: MutableMapping[str, Any], step: int) -> None:
         """Load one on all ranks together, or remember that it is the one to load."""
@@ -45,8 +45,12 @@ class DcpFolder:
         self._folder = folder
 
     def steps(self) -> list[int]:
-        """Return the steps of whole checkpoints."""
-        return steps_on_disk(self._folder)
+        """Return the steps of whole checkpoints. Raises OSError where they cannot be listed."""
+        found = _steps(self._folder)
+        whole = sorted((step for step, is_whole in found if is_whole), reverse=True)
+        for step in sorted(step for step, is_whole in found if not is_whole and step > max(whole, default=-1))[-3:]:
+            logger.warning("checkpoint on the disk not used: step=%d: it has no .metadata, which is written last", step)
+        return whole
 
     def load(self, state: MutableMapping[str, Any], step: int) -> None:
         """Load one. Raises CheckpointException."""
@@ -106,23 +110,46 @@ class _CheckingReader(FileSystemReader):
 
 
 def steps_on_disk(folder: Path) -> list[int]:
-    """Return the steps of whole checkpoints, the newest first; torch writes `.metadata` last."""
+    """Return the steps of whole checkpoints, the newest first; torch writes `.metadata` last.
+
+    Raises OSError where they cannot be listed: they may be there all the same.
+    """
+    return sorted((step for step, is_whole in _steps(folder) if is_whole), reverse=True)
+
+
+def _steps(folder: Path) -> list[tuple[int, bool]]:
+    """Return each step, and whether it is whole. Raises OSError."""
     try:
-        found = [
-            int(match[1])
-            for entry in folder.iterdir()
-            if (match := _NAME.fullmatch(entry.name)) and (entry / ".metadata").is_file()
-        ]
-    except OSError:
+        found = [(int(match[1]), entry) for entry in folder.iterdir() if (match := _NAME.fullmatch(entry.name))]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(found, reverse=True)
+    return [(step, (entry / ".metadata").is_file()) for step, entry in found]
 
 
-def common_steps(disk: Disk | None) -> list[int]:
-    """Return the steps that all ranks see on the disk, the newest first. A collective of all ranks."""
-    own = [] if disk is None else sorted(disk.steps(), reverse=True)[:1000]
-    seen = [{row[0] for row in of_rank} for of_rank in gather([[step] for step in own], 1)]
-    return sorted(set.intersection(*seen), reverse=True)
+def common_steps(disk: Disk | None) -> tuple[list[int], str]:
+    """Return the steps that all ranks see on the disk, the newest first. A collective of all ranks.
+
+    With it, why a newer one, or each, is of no use to them: a rank does not see it, or cannot look; "" where none is.
+    """
+    own: list[int] = []
+    problem = ""
+    try:
+        own = [] if disk is None else sorted(disk.steps(), reverse=True)[:1000]
+    except OSError as error:
+        problem = f"checkpoints on the disk cannot be listed: {error}"
+    rows = gather([[int(not problem)], *([step] for step in own)], 1)
+    seen = [{step for (step,) in of_rank[1:]} for of_rank in rows]
+    common = sorted(set.intersection(*seen), reverse=True)
+    newest = max(set().union(*seen), default=-1)
+    blind = [rank for rank, ((can_look,), *_) in enumerate(rows) if not can_look]
+    if blind and not problem:
+        problem = f"checkpoints on the disk cannot be listed by rank {blind[0]}"
+    if not problem and newest > max(common, default=-1):
+        lacking = [rank for rank, steps in enumerate(seen) if newest not in steps]
+        problem = f"step {newest} is on the disk, and rank {lacking[0]} does not see it: all ranks need the same folder"
+    if problem:
+        logger.warning("checkpoint on the disk not used: %s", problem)
+    return common, problem
 
 
 def load_from_disk(folder: Path, state: MutableMapping[str, Any], step: int) -> int:

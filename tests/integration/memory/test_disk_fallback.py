@@ -15,7 +15,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.serialization import get_crc32_options, set_crc32_options
 
-from unbroken.memory import Checkpointer
+from unbroken.memory import Checkpointer, checkpointer
+from unbroken_core.vocabulary.checkpoints import Load, LoadSource
 
 from .conftest import LivePod
 
@@ -28,7 +29,10 @@ from unbroken.memory import Checkpointer
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 state = {"w": torch.zeros(100)}
-done = Checkpointer(disk=sys.argv[1]).load(state)
+try:
+    done = Checkpointer(disk=sys.argv[1]).load(state)
+except BaseException as error:
+    done = error
 print("\\n", done, state["w"].sum().item(), flush=True)
 dist.barrier()
 dist.destroy_process_group()
@@ -82,6 +86,13 @@ def test_an_older_one_is_taken_where_the_newest_cannot_be_read(
     assert "restored from the disk: step=30" not in caplog.text
 
 
+def test_a_newer_one_without_its_end_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = saved(tmp_path, 10, 20)
+    (folder / "step-20" / ".metadata").unlink()
+    assert Checkpointer(disk=folder).load({"w": torch.zeros(100)}) == 10
+    assert "not used: step=20: it has no .metadata" in caplog.text
+
+
 def test_a_checkpoint_without_checksums_is_read_as_it_is(tmp_path: Path) -> None:
     before = get_crc32_options()
     set_crc32_options(False)
@@ -92,6 +103,20 @@ def test_a_checkpoint_without_checksums_is_read_as_it_is(tmp_path: Path) -> None
     state = {"w": torch.zeros(100)}
     assert Checkpointer(disk=folder).load(state) == 10
     assert state["w"].tolist() == [10.0] * 100
+
+
+def test_a_folder_that_cannot_be_listed_lets_nobody_begin_anew(pod: LivePod, tmp_path: Path) -> None:
+    """Before, that was a folder with nothing in it."""
+    folder = tmp_path / "folder"
+    folder.symlink_to(folder)
+    with pytest.raises(CheckpointException, match=r"cannot be listed.*begin anew would lose"):
+        Checkpointer(disk=folder).load({"w": torch.zeros(100)})
+    # With something to go back to the training goes on.
+    pod.start()
+    Checkpointer().save({"w": torch.full((100,), 15.0)}, 15)
+    pod.be(iteration=1)
+    state = {"w": torch.zeros(100)}
+    assert Checkpointer(disk=folder).load(state) == 15
 
 
 def test_what_cannot_be_read_leaves_no_frames_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,36 +143,57 @@ def test_nothing_begins_anew_where_none_can_be_read(tmp_path: Path) -> None:
         Checkpointer(disk=folder).load({"w": torch.zeros(100)})
 
 
-def test_a_step_in_memory_is_taken_where_a_newer_one_on_the_disk_cannot_be_read(pod: LivePod, tmp_path: Path) -> None:
+def test_a_step_in_memory_is_taken_where_a_newer_one_on_the_disk_cannot_be_read(
+    pod: LivePod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pod.start()
     Checkpointer().save({"w": torch.full((100,), 15.0)}, 15)
     folder = saved(tmp_path, 10, 20)
     fill(folder / "step-20")
     state = {"w": torch.zeros(100)}
     pod.be(iteration=1)
+    told: list[Load] = []
+    monkeypatch.setattr(checkpointer, "_tell_keeper", lambda _arena, load: told.append(load))
     assert Checkpointer(disk=folder).load(state) == 15
     assert state["w"].tolist() == [15.0] * 100
+    # The status says what was lost, and why.
+    (load,) = told
+    ((step, why),) = load.refused
+    assert (load.source, load.step, step) == (LoadSource.MEMORY, 15, 20)
+    assert why.startswith("on the disk: rank 0: ")
 
 
-def test_all_ranks_take_an_older_one_where_a_single_one_cannot_read_the_newest(tmp_path: Path) -> None:
-    folders = [saved(tmp_path / str(rank), 10, 20) for rank in range(3)]
-    lose(folders[1] / "step-20")
+def answers_of(folders: list[Path]) -> list[str]:
+    """Return what ranks print that look into these folders."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", RANK, folder],
-            env={**common, "WORLD_SIZE": "3", "RANK": str(rank)},
+            env={**common, "WORLD_SIZE": str(len(folders)), "RANK": str(rank)},
             stdout=subprocess.PIPE,
             text=True,
         )
         for rank, folder in enumerate(folders)
     ]
     try:
-        answers = [one.communicate(timeout=LIMIT_S)[0] for one in ranks]
+        return [one.communicate(timeout=LIMIT_S)[0] for one in ranks]
     finally:
         for one in ranks:
             one.kill()
             one.wait()
-    assert [answer.split()[-2:] for answer in answers] == [["10", "1000.0"]] * 3
+
+
+def test_all_ranks_take_an_older_one_where_a_single_one_cannot_read_the_newest(tmp_path: Path) -> None:
+    folders = [saved(tmp_path / str(rank), 10, 20) for rank in range(3)]
+    lose(folders[1] / "step-20")
+    assert [answer.split()[-2:] for answer in answers_of(folders)] == [["10", "1000.0"]] * 3
+
+
+def test_nobody_begins_anew_where_a_single_rank_does_not_see_what_is_there(tmp_path: Path) -> None:
+    """A host on which the volume is not mounted. Before, all of them did."""
+    folders = [saved(tmp_path / str(rank), 10) for rank in range(2)]
+    shutil.rmtree(folders[1])
+    words = "step 10 is on the disk, and rank 1 does not see it"
+    assert [words in answer for answer in answers_of(folders)] == [True, True]
