@@ -41,6 +41,7 @@ from unbroken_core.pod.memory_messages import (
     Written,
 )
 from unbroken_core.pod.memory_slots import Head, Moment, SlotState
+from unbroken_core.protocol.bounds import MAX_NUMBER
 from unbroken_core.vocabulary.checkpoints import Load, LoadSource, OnDisk
 
 logger = logging.getLogger(__name__)
@@ -292,6 +293,13 @@ class WorkerSlots:
         self._slots = [Slot(path) for path in answer.paths]
         self._job = bytes.fromhex(answer.job)
         self._populating = Populating(list(self._slots), device_to_register(shard))
+
+
+def checked_step(step: object) -> int:
+    """Return it. Raises ValueError for what no keeper could tell of."""
+    if not isinstance(step, int) or not 0 <= step <= MAX_NUMBER:
+        raise ValueError(f"step: want a number from 0 to {MAX_NUMBER}, got {step!r}")
+    return step
 
 
 _arena: WorkerSlots | None = None

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim import Optimizer
 
 from unbroken.memory.agreement import all_true
-from unbroken.memory.arena import Saved, Skipped, WorkerSlots, arena_of
+from unbroken.memory.arena import Saved, Skipped, WorkerSlots, arena_of, checked_step
 from unbroken.memory.background.handover import DiskSettings, Handover
 from unbroken.memory.disk import DcpFolder, Disk, common_steps
 from unbroken.memory.job_disk import KEEP, JobDisk, agreed_job_disk
@@ -92,7 +92,7 @@ class Checkpointer:
         Raises TypeError for what could not be loaded again, ValueError for a step below 0, and for another state than
         that which another Checkpointer has saved in this iteration.
         """
-        _progress.newest_step = _checked(step)
+        _progress.newest_step = checked_step(step)
         if (noting := recorder()) is not None:
             noting.before(read_place(), step)
         if step % self._every:
@@ -145,10 +145,10 @@ class Checkpointer:
                 "flush: want `disk_every` in the Checkpointer, or in the job's spec.memory.disk, and a load"
             )
         until_s = time.monotonic() + timeout_s
-        self._handover.demand(_checked(step))
+        self._handover.demand(checked_step(step))
         failure: Exception | None = None
         try:
-            self._write_now(self._handover, state, _checked(step), until_s)
+            self._write_now(self._handover, state, checked_step(step), until_s)
         except Exception as error:  # All others wait for this rank.
             failure = error
         is_whole = self._handover.wait(until_s - time.monotonic())
@@ -324,12 +324,6 @@ def _in_short(error: CheckpointException) -> str:
 
 def _not_seen(why: str, rank: int) -> CheckpointException:
     return CheckpointException("load", {rank: (OSError(why), StackSummary())})
-
-
-def _checked(step: object) -> int:
-    if not isinstance(step, int) or not 0 <= step < 1 << 62:
-        raise ValueError(f"step: want a number from 0 on, got {step!r}")
-    return step
 
 
 def _from_one(name: str, value: int, what: str = "steps") -> int:
