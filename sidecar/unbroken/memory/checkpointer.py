@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from unbroken.memory.agreement import all_true
 from unbroken.memory.arena import Saved, Skipped, WorkerSlots, arena_of, checked_step
+from unbroken.memory.background.epochs import read_mark
 from unbroken.memory.background.handover import DiskSettings, Handover
 from unbroken.memory.disk import DcpFolder, Disk, common_steps
 from unbroken.memory.job_disk import KEEP, JobDisk, agreed_job_disk
@@ -23,7 +24,7 @@ from unbroken.memory.recording import recorder
 from unbroken.memory.restoring import Restoration, apply
 from unbroken.memory.shard import ShardReader
 from unbroken.standstill import standstill
-from unbroken_core.vocabulary.checkpoints import Load, LoadSource
+from unbroken_core.vocabulary.checkpoints import Load, LoadSource, Restore
 
 logger = logging.getLogger(__name__)
 
@@ -209,18 +210,19 @@ class Checkpointer:
                 self._handover.begin(place)
             except OSError as error:
                 logger.error("no checkpoints are written to the disk: %s", error)
-        steps, unseen = common_steps(self._disk)
+        seen = common_steps(self._disk, _given_up(self._disk, place.restore))
+        steps = seen.steps
         problem: CheckpointException | None = None
         refused: list[tuple[int, str]] = []
         while True:
             restoration = Restoration(arena, place)
-            step = self._from_memory(restoration, arena, state, steps[0] if steps else None, refused)
+            step = self._from_memory(restoration, arena, state, seen.newest, refused)
             if step is not None:
                 return "memory", step
             if problem is not None and not steps:
                 raise problem  # The state may be half loaded.
-            if unseen and not steps:
-                raise _not_seen(f"{unseen}; to begin anew would lose what is there", place.rank)
+            if seen.problem and not steps:
+                raise _not_seen(f"{seen.problem}; to begin anew would lose what is there", place.rank)
             if self._disk is None or not steps:
                 _tell_keeper(arena, restoration.load(LoadSource.NOTHING))
                 return "nothing", None
@@ -314,6 +316,17 @@ def _without_frames(error: CheckpointException) -> CheckpointException:
     """Return it without the frames that it came through: while they are there, they hold the process group."""
     causes = {rank: (cause.with_traceback(None), words) for rank, (cause, words) in error.failures.items()}
     return CheckpointException(str(error.args[0]) if error.args else "load", causes)
+
+
+def _given_up(disk: Disk | None, restore: Restore | None) -> set[int]:
+    """Return the steps on the disk that are those in memory after which the training has failed again and again."""
+    found = set()
+    for iteration, term, step, _world_size in () if restore is None else restore.given_up:
+        mark = read_mark(disk.path(step)) if isinstance(disk, DcpFolder) else None
+        # Who has written one without a mark is not known.
+        if mark is None or (mark.get("iteration"), mark.get("term")) == (iteration, term):
+            found.add(step)
+    return found
 
 
 def _in_short(error: CheckpointException) -> str:

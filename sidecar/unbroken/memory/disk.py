@@ -5,7 +5,7 @@ import logging
 import os
 import re
 from collections.abc import Collection, MutableMapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 from zipfile import ZipFile
@@ -51,6 +51,10 @@ class DcpFolder:
         for step in sorted(step for step, is_whole in found if not is_whole and step > max(whole, default=-1))[-3:]:
             logger.warning("checkpoint on the disk not used: step=%d: it has no .metadata, which is written last", step)
         return whole
+
+    def path(self, step: int) -> Path:
+        """Return where one lies that was written in the background."""
+        return self._folder / f"step-{step}"
 
     def load(self, state: MutableMapping[str, Any], step: int) -> None:
         """Load one. Raises CheckpointException."""
@@ -126,10 +130,26 @@ def _steps(folder: Path) -> list[tuple[int, bool]]:
     return [(step, (entry / ".metadata").is_file()) for step, entry in found]
 
 
-def common_steps(disk: Disk | None) -> tuple[list[int], str]:
-    """Return the steps that all ranks see on the disk, the newest first. A collective of all ranks.
+@dataclass(frozen=True)
+class SeenSteps:
+    """What all ranks see on the disk."""
 
-    With it, why a newer one, or each, is of no use to them: a rank does not see it, or cannot look; "" where none is.
+    steps: list[int]
+    """In the order in which they are to be tried: the newest first, those given up last."""
+    given_up: frozenset[int]
+    problem: str
+    """Why a newer one, or each, is of no use: a rank does not see it, or cannot look; "" where none is."""
+
+    @property
+    def newest(self) -> int | None:
+        """The step that is to be tried now, unless memory has one as new; None where it is a last resort, or none."""
+        return self.steps[0] if self.steps and self.steps[0] not in self.given_up else None
+
+
+def common_steps(disk: Disk | None, given_up: Collection[int] = ()) -> SeenSteps:
+    """Return the steps that all ranks see on the disk. A collective of all ranks.
+
+    `given_up`: after which the training has failed again and again, as this rank was told.
     """
     own: list[int] = []
     problem = ""
@@ -137,11 +157,11 @@ def common_steps(disk: Disk | None) -> tuple[list[int], str]:
         own = [] if disk is None else sorted(disk.steps(), reverse=True)[:1000]
     except OSError as error:
         problem = f"checkpoints on the disk cannot be listed: {error}"
-    rows = gather([[int(not problem)], *([step] for step in own)], 1)
-    seen = [{step for (step,) in of_rank[1:]} for of_rank in rows]
-    common = sorted(set.intersection(*seen), reverse=True)
+    rows = gather([[int(not problem), 0], *([step, int(step in given_up)] for step in own)], 2)
+    seen = [{step for step, _ in of_rank[1:]} for of_rank in rows]
+    common = set.intersection(*seen)
     newest = max(set().union(*seen), default=-1)
-    blind = [rank for rank, ((can_look,), *_) in enumerate(rows) if not can_look]
+    blind = [rank for rank, ((can_look, _), *_) in enumerate(rows) if not can_look]
     if blind and not problem:
         problem = f"checkpoints on the disk cannot be listed by rank {blind[0]}"
     if not problem and newest > max(common, default=-1):
@@ -149,7 +169,10 @@ def common_steps(disk: Disk | None) -> tuple[list[int], str]:
         problem = f"step {newest} is on the disk, and rank {lacking[0]} does not see it: all ranks need the same folder"
     if problem:
         logger.warning("checkpoint on the disk not used: %s", problem)
-    return common, problem
+    avoided = frozenset(step for of_rank in rows for step, is_given_up in of_rank[1:] if is_given_up) & common
+    for step in sorted(avoided):
+        logger.warning("checkpoint on the disk not used: step=%d: it is the one in memory that is given up", step)
+    return SeenSteps(sorted(common, key=lambda step: (step not in avoided, step), reverse=True), avoided, problem)
 
 
 def load_from_disk(folder: Path, state: MutableMapping[str, Any], step: int) -> int:

@@ -16,7 +16,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from unbroken.memory import Checkpointer, checkpointer
-from unbroken_core.vocabulary.checkpoints import Load, LoadSource
+from unbroken.memory.background.epochs import MARK
+from unbroken_core.protocol import wire
+from unbroken_core.vocabulary.checkpoints import Candidate, Load, LoadSource, Restore
 
 from .conftest import LivePod
 
@@ -161,6 +163,27 @@ def test_a_step_in_memory_is_taken_where_a_newer_one_on_the_disk_cannot_be_read(
     ((step, why),) = load.refused
     assert (load.source, load.step, step) == (LoadSource.MEMORY, 15, 20)
     assert why.startswith("on the disk: rank 0: ")
+
+
+@pytest.mark.parametrize(
+    ("mark", "step"), [("", 10), ('{"iteration": 0, "term": 1}', 10), ('{"iteration": 1, "term": 1}', 20)]
+)
+def test_a_step_that_was_given_up_is_not_taken_from_the_disk_either(
+    pod: LivePod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str, step: int
+) -> None:
+    """Before, all ranks took it from there again and again, until the job had failed as often as it may."""
+    pod.start()
+    for one in (10, 20):
+        Checkpointer().save({"w": torch.full((100,), float(one))}, one)
+    folder = saved(tmp_path, 5, 20)
+    if mark:
+        # Another timeline has come to the same step.
+        (folder / "step-20" / MARK).write_text(mark)
+    candidates = (Candidate(1, 0, 10, 1), Candidate(1, 0, 20, 1, is_given_up=True))
+    restore = Restore(candidates, given_up=((0, 1, 20, 1),))
+    monkeypatch.setenv("UNBROKEN_RESTORE", wire.encode(restore))
+    pod.be(iteration=3)
+    assert Checkpointer(disk=folder).load({"w": torch.zeros(100)}) == step
 
 
 def answers_of(folders: list[Path]) -> list[str]:
