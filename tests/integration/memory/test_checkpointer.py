@@ -515,6 +515,25 @@ def test_a_step_that_is_saved_twice_leaves_the_step_before_it(pod: LivePod, monk
     assert sorted(pod.sealed()) == [1, 3]
 
 
+def test_a_step_before_one_that_was_saved_is_not_saved(pod: LivePod) -> None:
+    """Else two states of one step were in memory, and ranks took either."""
+    pod.start()
+    state, checkpointer = make_state(), Checkpointer()
+    checkpointer.load(state)
+    assert [type(checkpointer.save(state, step)) for step in (9, 10)] == [Saved, Saved]
+    for step in (5, 9, 10):
+        result = checkpointer.save(state, step)
+        assert isinstance(result, Skipped)
+        assert "step 10 was saved before, in the same iteration" in result.reason
+    assert sorted(pod.sealed()) == [9, 10]
+    pod.be(iteration=1)
+    assert Checkpointer().load(make_state()) == 10
+    assert isinstance(Checkpointer().save(state, 5), Saved)
+    # Whoever goes back by a load does not go back in numbers that were saved since.
+    assert Checkpointer().load(make_state()) == 5
+    assert isinstance(Checkpointer().save(state, 4), Saved)
+
+
 def changed(*_given: Any) -> None:
     """Be what a copy finds whose source changes all the time."""
     raise SlotChangedError("it changed")
