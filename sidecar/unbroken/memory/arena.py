@@ -41,6 +41,7 @@ from unbroken_core.pod.memory_messages import (
     Written,
 )
 from unbroken_core.pod.memory_slots import Head, Moment, SlotState
+from unbroken_core.protocol.bounds import MAX_NUMBER
 from unbroken_core.vocabulary.checkpoints import Load, LoadSource, OnDisk
 
 logger = logging.getLogger(__name__)
@@ -94,12 +95,18 @@ class WorkerSlots:
     _iteration: tuple[int, int] = (0, 0)
     _last_step: int = 0
     """Of the last save that was due."""
+    _newest_step: int = -1
+    """The newest that this iteration has saved since its load; -1: none."""
+    _has_gone_back: bool = False
+    """Whether it has come to an earlier one since: then it comes to the newest once more, with another state."""
     _kept: int | None = None
     """Index of the slot with the checkpoint that was sealed or restored last."""
 
     def enter(self, place: WorkerInfo) -> None:
         """Begin an iteration of the job: writers of earlier ones end."""
-        self._iteration = max(self._iteration, (place.iteration, place.term))
+        iteration = (place.iteration, place.term)
+        if iteration > self._iteration:
+            self._iteration, self._newest_step, self._has_gone_back = iteration, -1, False
 
     def reserve(self, shard: Shard) -> str:
         """Have slots in which a shard has room; return why there are none, "" when there are."""
@@ -177,6 +184,10 @@ class WorkerSlots:
 
         if not may_go_on():
             return self._skipped(step, "another iteration of the job has begun", "next iteration")
+        if step < self._newest_step + self._has_gone_back:
+            self._has_gone_back = True
+            reason = f"step {self._newest_step} was saved before, in the same iteration: one step has one state"
+            return self._skipped(step, f"{reason}, so number steps on, also where the training goes back", "other")
         before, self._last_step = self._last_step, step
         # All ranks come to have what is demanded: no rounder step has to stay until they have that one.
         distance = 0 if is_demanded else max(step - before, 1)
@@ -204,7 +215,7 @@ class WorkerSlots:
             slot.seal(head, samples)
         finally:
             slot.unlock()
-        self._kept = index
+        self._kept, self._newest_step, self._has_gone_back = index, step, False
         self.client.tell(Sealed(self.local_rank, index))
         return Saved(step, head.content_bytes)
 
@@ -239,6 +250,7 @@ class WorkerSlots:
 
     def loaded(self, load: Load) -> bool:
         """All ranks went back to this; return whether the keeper knows."""
+        self._newest_step, self._has_gone_back = -1, False
         if load.source is LoadSource.MEMORY:
             moment = Moment(load.of_term, load.of_iteration, load.step)
             with self._lock:
@@ -292,6 +304,13 @@ class WorkerSlots:
         self._slots = [Slot(path) for path in answer.paths]
         self._job = bytes.fromhex(answer.job)
         self._populating = Populating(list(self._slots), device_to_register(shard))
+
+
+def checked_step(step: object) -> int:
+    """Return it. Raises ValueError for what no keeper could tell of."""
+    if not isinstance(step, int) or not 0 <= step <= MAX_NUMBER:
+        raise ValueError(f"step: want a number from 0 to {MAX_NUMBER}, got {step!r}")
+    return step
 
 
 _arena: WorkerSlots | None = None

@@ -3,9 +3,10 @@
 import logging
 import time
 import weakref
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import StackSummary
 from typing import Any
 
 from torch import nn
@@ -13,16 +14,17 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim import Optimizer
 
 from unbroken.memory.agreement import all_true
-from unbroken.memory.arena import Saved, Skipped, WorkerSlots, arena_of
+from unbroken.memory.arena import Saved, Skipped, WorkerSlots, arena_of, checked_step
+from unbroken.memory.background.epochs import read_mark
 from unbroken.memory.background.handover import DiskSettings, Handover
-from unbroken.memory.disk import DcpFolder, Disk, common_steps, oldest_wanted
+from unbroken.memory.disk import DcpFolder, Disk, common_steps
 from unbroken.memory.job_disk import KEEP, JobDisk, agreed_job_disk
 from unbroken.memory.place import WorkerInfo, read_every, read_place
 from unbroken.memory.recording import recorder
 from unbroken.memory.restoring import Restoration, apply
 from unbroken.memory.shard import ShardReader
 from unbroken.standstill import standstill
-from unbroken_core.vocabulary.checkpoints import Load, LoadSource
+from unbroken_core.vocabulary.checkpoints import Load, LoadSource, Restore
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +93,7 @@ class Checkpointer:
         Raises TypeError for what could not be loaded again, ValueError for a step below 0, and for another state than
         that which another Checkpointer has saved in this iteration.
         """
-        _progress.newest_step = _checked(step)
+        _progress.newest_step = checked_step(step)
         if (noting := recorder()) is not None:
             noting.before(read_place(), step)
         if step % self._every:
@@ -144,10 +146,10 @@ class Checkpointer:
                 "flush: want `disk_every` in the Checkpointer, or in the job's spec.memory.disk, and a load"
             )
         until_s = time.monotonic() + timeout_s
-        self._handover.demand(_checked(step))
+        self._handover.demand(checked_step(step))
         failure: Exception | None = None
         try:
-            self._write_now(self._handover, state, _checked(step), until_s)
+            self._write_now(self._handover, state, checked_step(step), until_s)
         except Exception as error:  # All others wait for this rank.
             failure = error
         is_whole = self._handover.wait(until_s - time.monotonic())
@@ -180,8 +182,8 @@ class Checkpointer:
 
         All ranks of the default group call it together, with their state as it is in a new process. They agree on one
         step; if any rank cannot read it, all take an older one, in memory or on the disk. Raises CheckpointException
-        when none on the disk can be read, KeeperAwayError when memory has one and the pod's keeper does not answer: to
-        begin anew would lose all of them.
+        when none on the disk can be read, or some rank does not see what others do, KeeperAwayError when memory has one
+        and the pod's keeper does not answer: to begin anew would lose all of them.
         """
         began_s = time.monotonic()
         source, step = self._load(state)
@@ -208,27 +210,40 @@ class Checkpointer:
                 self._handover.begin(place)
             except OSError as error:
                 logger.error("no checkpoints are written to the disk: %s", error)
-        steps = common_steps(self._disk)
+        seen = common_steps(self._disk, _given_up(self._disk, place.restore))
+        steps = seen.steps
         problem: CheckpointException | None = None
+        refused: list[tuple[int, str]] = []
         while True:
             restoration = Restoration(arena, place)
-            step = self._from_memory(restoration, arena, state, oldest_wanted(self._disk, steps))
+            step = self._from_memory(restoration, arena, state, seen.oldest, refused)
             if step is not None:
                 return "memory", step
             if problem is not None and not steps:
                 raise problem  # The state may be half loaded.
+            if seen.problem and not steps:
+                raise _not_seen(f"{seen.problem}; to begin anew would lose what is there", place.rank)
             if self._disk is None or not steps:
                 _tell_keeper(arena, restoration.load(LoadSource.NOTHING))
                 return "nothing", None
             step, problem = steps[0], self._from_disk(self._disk, state, steps.pop(0))
             if problem is None:
-                _tell_keeper(arena, restoration.load(LoadSource.DISK, step=step))
+                _tell_keeper(arena, restoration.load(LoadSource.DISK, step=step, refused_on_disk=refused))
                 return "disk", step
+            refused.append((step, f"on the disk: {_in_short(problem)}"))
 
     def _from_memory(
-        self, restoration: Restoration, arena: WorkerSlots | None, state: MutableMapping[str, Any], oldest: int | None
+        self,
+        restoration: Restoration,
+        arena: WorkerSlots | None,
+        state: MutableMapping[str, Any],
+        oldest: int | None,
+        refused: Sequence[tuple[int, str]],
     ) -> int | None:
-        """Take the newest step in memory, unless it is older than this one; return it, None when there is none."""
+        """Take the newest step in memory, unless it is older than this one; return it, None when there is none.
+
+        `refused`: what on the disk cannot be read, and why.
+        """
         try:
             chosen = restoration.choose(state, oldest)
             if chosen is None:
@@ -240,7 +255,7 @@ class Checkpointer:
         finally:
             # First: who unmaps a file last that the keeper has given up waits until its pages are free.
             restoration.close()
-        _tell_keeper(arena, restoration.load(LoadSource.MEMORY, chosen.moment))
+        _tell_keeper(arena, restoration.load(LoadSource.MEMORY, chosen.moment, refused_on_disk=refused))
         return chosen.moment.step
 
     def _from_disk(self, disk: Disk, state: MutableMapping[str, Any], step: int) -> CheckpointException | None:
@@ -303,10 +318,25 @@ def _without_frames(error: CheckpointException) -> CheckpointException:
     return CheckpointException(str(error.args[0]) if error.args else "load", causes)
 
 
-def _checked(step: object) -> int:
-    if not isinstance(step, int) or not 0 <= step < 1 << 62:
-        raise ValueError(f"step: want a number from 0 on, got {step!r}")
-    return step
+def _given_up(disk: Disk | None, restore: Restore | None) -> set[int]:
+    """Return the steps on the disk that are those in memory after which the training has failed again and again."""
+    found = set()
+    for iteration, term, step, _world_size in () if restore is None else restore.given_up:
+        mark = read_mark(disk.path(step)) if isinstance(disk, DcpFolder) else None
+        # Who has written one without a mark is not known.
+        if mark is None or (mark.get("iteration"), mark.get("term")) == (iteration, term):
+            found.add(step)
+    return found
+
+
+def _in_short(error: CheckpointException) -> str:
+    """Return which rank could not read a checkpoint, and why, in one line."""
+    first = min(error.failures.items(), key=lambda item: item[0], default=None)
+    return "another rank cannot read it" if first is None else " ".join(f"rank {first[0]}: {first[1][0]!r}".split())
+
+
+def _not_seen(why: str, rank: int) -> CheckpointException:
+    return CheckpointException("load", {rank: (OSError(why), StackSummary())})
 
 
 def _from_one(name: str, value: int, what: str = "steps") -> int:

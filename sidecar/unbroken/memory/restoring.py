@@ -121,9 +121,16 @@ class Restoration:
         self._explain(whole, None)
         return None
 
-    def load(self, source: LoadSource, moment: Moment | None = None, step: int = -1) -> Load:
+    def load(
+        self,
+        source: LoadSource,
+        moment: Moment | None = None,
+        step: int = -1,
+        refused_on_disk: Sequence[tuple[int, str]] = (),
+    ) -> Load:
         """Return what the keeper, and through it the coordinator, is told of this load."""
-        refused = tuple((one.moment.step, why[:500]) for one, why in self._own.items())[:MAX_CANDIDATES]
+        own = ((one.moment.step, why) for one, why in self._own.items())
+        refused = tuple((step, why[:500]) for step, why in (*refused_on_disk, *own))[:MAX_CANDIDATES]
         term, iteration = self._place.term, self._place.iteration
         if moment is None:
             return Load(term, iteration, source, step=step, refused=refused)

@@ -55,18 +55,22 @@ class ShardReader:
         signature, sources = _signature(tensors)
         # A value may become one of a type that cannot be read again.
         signature += tuple((name, _types_in(one)) for name, one in objects.items())
-        if self._layout is None or signature != self._signature:
+        is_other = self._layout is None or signature != self._signature
+        if self._layout is None or is_other:
             plan = planner.create_local_plan()
             self._layout, sources = _lay_out(plan, planner)
             refuse_unreadable(objects)
             _refuse_closures(state)
-            self._signature = signature
         names = self.names | _add_empty(state, values, flat, objects)
         paths = {
             name: tuple(real_path(values, path))
             for name, path in names.items()
             if name in objects and not isinstance(state[str(path[0])], nn.Module)
         }
+        if is_other:
+            _refuse_unreadable_keys(paths)
+            # Last: what was refused is looked at again.
+            self._signature = signature
         return Shard(self._layout, sources, _dump({**objects, PATHS: paths} if paths else objects))
 
 
@@ -156,11 +160,15 @@ def _lay_out(plan: SavePlan, planner: SavePlanner) -> tuple[Layout, tuple[torch.
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Return whether its values are its bytes. Who copies a quantized tensor into bytes ends the process."""
-    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
+    is_dense = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
+    # Nothing can be copied into one that was expanded.
+    return is_dense and all(stride or size < 2 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _kind(one: object) -> str:
     name = type(one).__name__
+    if isinstance(one, torch.Tensor) and one.layout is torch.strided and 0 in one.stride():
+        return f"{name} that was expanded: clone() it"
     return f"{name} of {one.layout}, {one.dtype}, on {one.device}" if isinstance(one, torch.Tensor) else name
 
 
@@ -184,6 +192,20 @@ def _types_in(one: object) -> frozenset[type]:
     """Return the types of an object and of all that it contains."""
     parts = one.values() if isinstance(one, dict) else one if isinstance(one, list | tuple | set | frozenset) else ()
     return frozenset((type(one),)).union(*map(_types_in, parts))
+
+
+def _refuse_unreadable_keys(paths: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raise TypeError for a key that could be saved, but not loaded again with `weights_only=True`."""
+    for name, path in paths.items():
+        for key in path:
+            if type(key) not in (str, int, list):  # a list names a place in one
+                try:
+                    torch.load(io.BytesIO(_dump({name: key})), weights_only=True)
+                except Exception as error:
+                    raise TypeError(
+                        f"{name}: want text or numbers as keys, which can be read without running code from a "
+                        f"checkpoint, got {type(key).__name__}"
+                    ) from error
 
 
 def refuse_unreadable(objects: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from unbroken.memory.arena import Saved, Skipped, arena_of
+from unbroken.memory.arena import Saved, Skipped, arena_of, checked_step
 from unbroken.memory.place import read_place
 from unbroken.memory.recording import recorder
 from unbroken.memory.restoring import Chosen, Restoration
@@ -25,7 +25,7 @@ class Writer(StorageWriter):
     """
 
     def __init__(self, step: int) -> None:
-        self.step = step
+        self.step = checked_step(step)
         self.result: Saved | Skipped | None = None
         # Of the iteration in which the save was begun: its thread may live on into the next one.
         self._place = read_place()

@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 from torch import nn
 
 from unbroken.keeper.reading import ReadLock
-from unbroken.memory import Checkpointer, Saved, Skipped, client
+from unbroken.memory import Checkpointer, Saved, Skipped, Writer, client
 from unbroken.memory.slots import Slot, SlotChangedError
 from unbroken.standstill import standstill
 from unbroken_core.pod.memory_slots import BLOCK_BYTES, CONTENT_OFFSET, HEAD_BYTES, SlotState, digests_name
@@ -96,16 +96,30 @@ def test_a_wrong_interval_is_refused(every: Any) -> None:
         Checkpointer(every=every)
 
 
-@pytest.mark.parametrize("step", [-1, 1.0, 1 << 62, None])
+@pytest.mark.parametrize("step", [-1, 1.0, 1 << 53, None])
 def test_a_wrong_step_is_refused(pod: LivePod, step: Any) -> None:
-    with pytest.raises(ValueError, match="step: want a number from 0 on"):
+    """Before, one of 2**53, such as a time in nanoseconds, was saved, and no keeper could tell of it."""
+    with pytest.raises(ValueError, match="step: want a number from 0 to"):
         Checkpointer().save({}, step)
+    with pytest.raises(ValueError, match="step: want a number from 0 to"):
+        Writer(step)
 
 
 def test_what_could_not_be_read_without_running_code_is_refused_by_name(pod: LivePod) -> None:
     pod.start()
     with pytest.raises(TypeError, match=r"mine\.path: want tensors, numbers, text"):
         Checkpointer().save({"mine": {"path": Path("x"), "fine": 1}}, 0)
+
+
+def test_a_key_that_could_not_be_read_is_refused_by_name(pod: LivePod) -> None:
+    """Before, no checkpoint with it could be read, which was said after the first fault."""
+    pod.start()
+    checkpointer = Checkpointer()
+    checkpointer.save({"best": {}}, 0)
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"best\.where/x: want text or numbers as keys.*PosixPath"):
+            checkpointer.save({"best": {Path("where/x"): 1}}, 1)
+    assert isinstance(checkpointer.save({"best": {("where", 1): 1, None: 2}}, 2), Saved)
 
 
 def test_what_becomes_unreadable_later_is_refused_by_name(pod: LivePod) -> None:
@@ -159,7 +173,7 @@ def test_a_limit_that_is_just_enough_is_enough_for_all_workers(pod: LivePod) -> 
 def test_a_full_file_system_is_no_room_and_changes_nothing(pod: LivePod) -> None:
     pod.limit_bytes = 1 << 49
     pod.start()
-    huge = torch.empty(1, dtype=torch.uint8).expand(1 << 45)
+    huge = torch.empty(1 << 23, dtype=torch.uint8).as_strided((1 << 22, 1 << 22), (1, 1))
     problem = Checkpointer().reserve({"a": huge})
     assert "bytes left" in problem
     assert list(pod.root.rglob("*.slot")) == []
@@ -499,6 +513,25 @@ def test_a_step_that_is_saved_twice_leaves_the_step_before_it(pod: LivePod, monk
     step_once(state, 3)
     assert isinstance(checkpointer.save(state, 3), Saved)
     assert sorted(pod.sealed()) == [1, 3]
+
+
+def test_a_step_before_one_that_was_saved_is_not_saved(pod: LivePod) -> None:
+    """Else two states of one step were in memory, and ranks took either."""
+    pod.start()
+    state, checkpointer = make_state(), Checkpointer()
+    checkpointer.load(state)
+    assert [type(checkpointer.save(state, step)) for step in (9, 10)] == [Saved, Saved]
+    for step in (5, 9, 10):
+        result = checkpointer.save(state, step)
+        assert isinstance(result, Skipped)
+        assert "step 10 was saved before, in the same iteration" in result.reason
+    assert sorted(pod.sealed()) == [9, 10]
+    pod.be(iteration=1)
+    assert Checkpointer().load(make_state()) == 10
+    assert isinstance(Checkpointer().save(state, 5), Saved)
+    # Whoever goes back by a load does not go back in numbers that were saved since.
+    assert Checkpointer().load(make_state()) == 5
+    assert isinstance(Checkpointer().save(state, 4), Saved)
 
 
 def changed(*_given: Any) -> None:

@@ -13,9 +13,13 @@ import pytest
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.serialization import get_crc32_options, set_crc32_options
 
-from unbroken.memory import Checkpointer
+from unbroken.memory import Checkpointer, checkpointer
+from unbroken.memory.background.epochs import MARK
 from unbroken.memory.disk import DcpFolder
+from unbroken_core.protocol import wire
+from unbroken_core.vocabulary.checkpoints import Candidate, Load, LoadSource, Restore
 
 from .conftest import LivePod
 
@@ -25,11 +29,13 @@ RANK = """
 import sys
 import torch, torch.distributed as dist
 from unbroken.memory import Checkpointer
-from unbroken.memory.disk import DcpFolder
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 state = {"w": torch.zeros(100)}
-done = Checkpointer(disk=sys.argv[1]).load(state)
+try:
+    done = Checkpointer(disk=sys.argv[1]).load(state)
+except BaseException as error:
+    done = error
 print("\\n", done, state["w"].sum().item(), flush=True)
 dist.barrier()
 dist.destroy_process_group()
@@ -54,6 +60,14 @@ def fill(checkpoint: Path) -> None:
     (checkpoint / ".metadata").write_bytes(b"garbage")
 
 
+def flip(checkpoint: Path) -> None:
+    """Flip a bit of a tensor. Before, it was restored: torch does not look at the checksums that it writes."""
+    file = next(checkpoint.glob("*.distcp"))
+    content = bytearray(file.read_bytes())
+    content[content.index(torch.full((4,), 30.0).numpy().tobytes())] ^= 1
+    file.write_bytes(content)
+
+
 def saved(folder: Path, *steps: int) -> Path:
     """Save these steps in a folder; the values are the step."""
     for step in steps:
@@ -61,7 +75,7 @@ def saved(folder: Path, *steps: int) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("spoil", [cut, lose, fill])
+@pytest.mark.parametrize("spoil", [cut, lose, fill, flip])
 def test_an_older_one_is_taken_where_the_newest_cannot_be_read(
     tmp_path: Path, spoil: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -73,6 +87,39 @@ def test_an_older_one_is_taken_where_the_newest_cannot_be_read(
     assert "cannot be read: step=30" in caplog.text
     assert "restored from the disk: step=20" in caplog.text
     assert "restored from the disk: step=30" not in caplog.text
+
+
+def test_a_newer_one_without_its_end_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = saved(tmp_path, 10, 20)
+    (folder / "step-20" / ".metadata").unlink()
+    assert Checkpointer(disk=folder).load({"w": torch.zeros(100)}) == 10
+    assert "not used: step=20: it has no .metadata" in caplog.text
+
+
+def test_a_checkpoint_without_checksums_is_read_as_it_is(tmp_path: Path) -> None:
+    before = get_crc32_options()
+    set_crc32_options(False)
+    try:
+        folder = saved(tmp_path, 10)
+    finally:
+        set_crc32_options(before)
+    state = {"w": torch.zeros(100)}
+    assert Checkpointer(disk=folder).load(state) == 10
+    assert state["w"].tolist() == [10.0] * 100
+
+
+def test_a_folder_that_cannot_be_listed_lets_nobody_begin_anew(pod: LivePod, tmp_path: Path) -> None:
+    """Before, that was a folder with nothing in it."""
+    folder = tmp_path / "folder"
+    folder.symlink_to(folder)
+    with pytest.raises(CheckpointException, match=r"cannot be listed.*begin anew would lose"):
+        Checkpointer(disk=folder).load({"w": torch.zeros(100)})
+    # With something to go back to the training goes on.
+    pod.start()
+    Checkpointer().save({"w": torch.full((100,), 15.0)}, 15)
+    pod.be(iteration=1)
+    state = {"w": torch.zeros(100)}
+    assert Checkpointer(disk=folder).load(state) == 15
 
 
 def test_what_cannot_be_read_leaves_no_frames_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,39 +146,67 @@ def test_nothing_begins_anew_where_none_can_be_read(tmp_path: Path) -> None:
         Checkpointer(disk=folder).load({"w": torch.zeros(100)})
 
 
-def test_a_step_in_memory_is_taken_where_a_newer_one_on_the_disk_cannot_be_read(pod: LivePod, tmp_path: Path) -> None:
+def test_a_step_in_memory_is_taken_where_a_newer_one_on_the_disk_cannot_be_read(
+    pod: LivePod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pod.start()
     Checkpointer().save({"w": torch.full((100,), 15.0)}, 15)
     folder = saved(tmp_path, 10, 20)
     fill(folder / "step-20")
     state = {"w": torch.zeros(100)}
     pod.be(iteration=1)
+    told: list[Load] = []
+    monkeypatch.setattr(checkpointer, "_tell_keeper", lambda _arena, load: told.append(load))
     assert Checkpointer(disk=folder).load(state) == 15
     assert state["w"].tolist() == [15.0] * 100
+    # The status says what was lost, and why.
+    (load,) = told
+    ((step, why),) = load.refused
+    assert (load.source, load.step, step) == (LoadSource.MEMORY, 15, 20)
+    assert why.startswith("on the disk: rank 0: ")
 
 
-def test_all_ranks_take_an_older_one_where_a_single_one_cannot_read_the_newest(tmp_path: Path) -> None:
-    folders = [saved(tmp_path / str(rank), 10, 20) for rank in range(3)]
-    lose(folders[1] / "step-20")
+@pytest.mark.parametrize(
+    ("mark", "step"), [("", 10), ('{"iteration": 0, "term": 1}', 10), ('{"iteration": 1, "term": 1}', 20)]
+)
+def test_a_step_that_was_given_up_is_not_taken_from_the_disk_either(
+    pod: LivePod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str, step: int
+) -> None:
+    """Before, all ranks took it from there again and again, until the job had failed as often as it may."""
+    pod.start()
+    for one in (10, 20):
+        Checkpointer().save({"w": torch.full((100,), float(one))}, one)
+    folder = saved(tmp_path, 5, 20)
+    if mark:
+        # Another timeline has come to the same step.
+        (folder / "step-20" / MARK).write_text(mark)
+    candidates = (Candidate(1, 0, 10, 1), Candidate(1, 0, 20, 1, is_given_up=True))
+    restore = Restore(candidates, given_up=((0, 1, 20, 1),))
+    monkeypatch.setenv("UNBROKEN_RESTORE", wire.encode(restore))
+    pod.be(iteration=3)
+    assert Checkpointer(disk=folder).load({"w": torch.zeros(100)}) == step
+
+
+def answers_of(folders: list[Path]) -> list[str]:
+    """Return what ranks print that look into these folders."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", RANK, folder],
-            env={**common, "WORLD_SIZE": "3", "RANK": str(rank)},
+            env={**common, "WORLD_SIZE": str(len(folders)), "RANK": str(rank)},
             stdout=subprocess.PIPE,
             text=True,
         )
         for rank, folder in enumerate(folders)
     ]
     try:
-        answers = [one.communicate(timeout=LIMIT_S)[0] for one in ranks]
+        return [one.communicate(timeout=LIMIT_S)[0] for one in ranks]
     finally:
         for one in ranks:
             one.kill()
             one.wait()
-    assert [answer.split()[-2:] for answer in answers] == [["10", "1000.0"]] * 3
 
 
 @pytest.mark.parametrize(("lag", "restored"), [(0, 20), (4, 20), (5, 15)])
@@ -146,3 +221,17 @@ def test_what_lacks_something_counts_where_it_is_newer_by_more_than_its_lag(
     pod.be(iteration=1)
     assert Checkpointer(disk=disk).load(state) == restored
     assert state["w"].tolist() == [float(restored)] * 100
+
+
+def test_all_ranks_take_an_older_one_where_a_single_one_cannot_read_the_newest(tmp_path: Path) -> None:
+    folders = [saved(tmp_path / str(rank), 10, 20) for rank in range(3)]
+    lose(folders[1] / "step-20")
+    assert [answer.split()[-2:] for answer in answers_of(folders)] == [["10", "1000.0"]] * 3
+
+
+def test_nobody_begins_anew_where_a_single_rank_does_not_see_what_is_there(tmp_path: Path) -> None:
+    """A host on which the volume is not mounted. Before, all of them did."""
+    folders = [saved(tmp_path / str(rank), 10) for rank in range(2)]
+    shutil.rmtree(folders[1])
+    words = "step 10 is on the disk, and rank 1 does not see it"
+    assert [words in answer for answer in answers_of(folders)] == [True, True]

@@ -250,8 +250,16 @@ def test_the_newest_stay_whichever_job_has_made_them(tmp_path: Path) -> None:
             epoch.parts(step).mkdir()
             (epoch.parts(step) / MARK).write_text(json.dumps(epoch.mark))
             epoch.publish(step)
-            epoch.retain(3)
+            epoch.retain(3, step)
     assert sorted(path.name for path in tmp_path.iterdir()) == [WORK, "step-20", "step-30", "step-40"]
     assert (first.is_whole(30), second.is_whole(30), second.is_whole(40)) == (True, False, True)
     second.sweep()
     assert [path.name for path in (tmp_path / WORK).iterdir()] == [second.name]
+    # A third one could read neither 40 nor 30: what it makes must not go for them.
+    third = Epoch(tmp_path, "job", 1, 1, 3)
+    third.begin()
+    third.parts(25).mkdir()
+    (third.parts(25) / MARK).write_text(json.dumps(third.mark))
+    third.publish(25)
+    third.retain(1, 25)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [WORK, "step-25", "step-30", "step-40"]

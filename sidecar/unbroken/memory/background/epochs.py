@@ -183,10 +183,13 @@ class Epoch:
             aside.rename(target)
             raise
 
-    def retain(self, num: int) -> None:
-        """Remove all but the newest whole checkpoints that were made here. Raises OSError."""
-        made = [step for step in sorted(_numbers(self.folder), reverse=True) if read_mark(self.whole(step)) is not None]
-        for step in made[num:]:
+    def retain(self, num: int, newest: int) -> None:
+        """Remove all but the newest whole checkpoints, up to this one, that were made here. Raises OSError.
+
+        Later ones stay beside them: this iteration has not gone on from these, as they could not be read.
+        """
+        steps = sorted((step for step in _numbers(self.folder) if step <= newest), reverse=True)
+        for step in [step for step in steps if read_mark(self.whole(step)) is not None][num:]:
             self.void(self.whole(step))
 
     def sweep(self) -> None:

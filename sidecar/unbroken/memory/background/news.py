@@ -1,5 +1,6 @@
 """Tells the pod's keeper what is on the disk: for metrics and the status alone, so nobody waits for its answer."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Final
@@ -34,7 +35,9 @@ class DiskNews:
 
 def on_disk(epoch: Epoch, every: int, num_given_up: int = 0, problem: str = "") -> OnDisk:
     """Look at the folder, and return what is told of it."""
-    newest = max(steps_on_disk(epoch.folder), default=-1)
+    newest = -1
+    with contextlib.suppress(OSError):
+        newest = max(steps_on_disk(epoch.folder), default=-1)
     return OnDisk(epoch.term, epoch.iteration, every, newest, num_given_up, _short(problem))
 
 

@@ -138,7 +138,7 @@ class Publisher:
             self.problem = ""
         sync(self._epoch.folder)
         logger.info("checkpoint on the disk: step=%d folder=%s", step, self._epoch.whole(step))
-        self._epoch.retain(self._keep)
+        self._epoch.retain(self._keep, step)
 
 
 def innermost(error: BaseException) -> BaseException:

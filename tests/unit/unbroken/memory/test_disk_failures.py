@@ -359,5 +359,5 @@ def test_a_mark_that_is_none_ends_no_process(epoch: Epoch, content: bytes) -> No
     epoch.whole(20).mkdir()
     (epoch.whole(20) / MARK).write_bytes(content)
     assert not epoch.is_whole(20)
-    epoch.retain(1)
+    epoch.retain(1, 20)
     assert epoch.whole(20).is_dir()

@@ -229,8 +229,8 @@ def test_without_a_load_or_memory_it_says_so(
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ((STATE, None), "step: want a number from 0 on, got None"),
-        ((STATE, -1), "step: want a number from 0 on, got -1"),
+        ((STATE, None), "step: want a number from 0 to 9007199254740991, got None"),
+        ((STATE, -1), "step: want a number from 0 to 9007199254740991, got -1"),
         ((None, 7), "flush: want a state with its step, or neither, got NoneType"),
         ((600.0,), "flush: want a state with its step, or neither, got float"),
     ],

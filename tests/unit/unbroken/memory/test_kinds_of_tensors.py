@@ -37,6 +37,8 @@ def test_a_tensor_and_its_conjugate_are_two_although_they_share_their_memory(tmp
         (lambda: torch.eye(4).to_sparse_csr(), "sparse_csr"),
         (lambda: torch.quantize_per_tensor(torch.arange(4.0), 0.1, 0, torch.qint8), "qint8"),
         (lambda: torch.empty(4, device="meta"), "meta"),
+        # Nothing can be copied into such a one: each load would fail.
+        (lambda: torch.ones(2, 1).expand(2, 3), "Tensor that was expanded: clone"),
     ],
 )
 def test_a_tensor_that_cannot_be_copied_by_its_bytes_is_refused_by_name(
