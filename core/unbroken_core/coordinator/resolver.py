@@ -224,6 +224,7 @@ def _adopt(job: JobState, decision: Adopt, now_s: float) -> None:
     message = f"iteration {iteration}: taken over with {num_seen} of {counted(size, 'rank')}"
     job.report = StatusText(Reason.WAITING_FOR_WORKERS, message)
     ran_from_s = entered_s(job, decision.places, now_s)
+    job.paces.taken_over = iteration, ran_from_s
     lost_s = loss_s(job, decision, ran_from_s, now_s)
     if iteration > own_iteration:  # Else it was out of touch only, and has counted what led to its own plans.
         inherit(job, decision, ran_from_s)

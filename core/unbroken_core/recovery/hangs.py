@@ -11,7 +11,8 @@ Where ranks say how far they are in their groups, the graph of who waits for who
     most other pods wait, also through others, for who is stuck outside     these are named
     ranks began different collectives, or wait in a circle                  the script's mistake: nobody is named
     a collective ended for all but a few                                    these are named, and their links
-    all have begun it, and it does not end                                  nobody is named: look at the links
+    all have begun it, and it does not end                                  nobody is named: look at the links, or
+                                                                            at the root that each rank names
 
 Without it, where all wait in one group, named is who came fewer times, or waits in another collective than all others.
 In all other cases the rank is not known: a wrong name costs a healthy process, and taints a healthy node.
@@ -38,6 +39,8 @@ MAX_RANGES = 12
 
 _WAITS = (Doing.COLLECTIVE, Doing.WAITING)
 _OUTSIDE = (Doing.OWN_CODE, Doing.DATA_LOADER, Doing.IO, Doing.FROZEN)
+_ROOTED = ("broadcast", "reduce", "gather", "scatter")
+"""Operations with a root, of which torch's flight recorder keeps nothing: ranks may name different ones."""
 
 
 class Witness(NamedTuple):
@@ -231,13 +234,18 @@ def _left_behind_text(collective: Collective, behind: Sequence[Witness]) -> str:
     who, num = _numbers([witness.rank for witness in behind]), len(collective.ended)
     others = "1 other" if num == 1 else f"{num} others"
     waited = f"{who} waited for {max(map(_idle_s, behind)):.0f} s in {_collective(collective)}"
-    return f"{waited}, which has ended for {others}: {LINKS} there"
+    return f"{waited}, which has ended for {others}: {LINKS} there{_roots_text([collective])}"
 
 
 def _links_text(stuck: Sequence[Collective]) -> str:
     shown = ", ".join(f"{_numbers(each.inside)} in {_collective(each)}" for each in stuck[:MAX_COLLECTIVES])
     more = f", {len(stuck) - MAX_COLLECTIVES} more" if len(stuck) > MAX_COLLECTIVES else ""
-    return f"no rank: all members have begun what does not end: {shown}{more}: {LINKS} between them"
+    return f"no rank: all members have begun what does not end: {shown}{more}: {LINKS} between them{_roots_text(stuck)}"
+
+
+def _roots_text(stuck: Sequence[Collective]) -> str:
+    has_root = any(each.name.split(" ", 1)[0] in _ROOTED for each in stuck)
+    return ", and whether all ranks name the same root" if has_root else ""
 
 
 def _unread_text(waits: Waits) -> str:

@@ -454,9 +454,9 @@ class History:
         return num_barren + (incident.culprit.cause in SCRIPT_CAUSES)
 
     def who_failed(self, num_tries: int) -> frozenset[str]:
-        """Return which pods ended the last so many plans in a row, without progress between them; none: not only they.
+        """Return which pods ended so many plans, without progress since the first of them; none: not only they.
 
-        The plan of the running recovery is the last one.
+        The plan of the running recovery is the last one. One that ended by what says nothing of a pod is passed over.
         """
         incident = self.running
         if incident is None or not incident.faults:
@@ -464,8 +464,9 @@ class History:
         before = self._tries if incident.is_barren else ()
         if len(before) + incident.num_tries < num_tries:
             return frozenset()  # The usual case, for which nothing is put together.
-        last = (*before, *incident.tries)[-num_tries:]
-        return frozenset().union(*last) if all(last) else frozenset()
+        last = [failed for failed in (*before, *incident.tries) if failed][-num_tries:]
+        is_another = not incident.tries[-1] or len(last) < num_tries
+        return frozenset() if is_another else frozenset().union(*last)
 
     @property
     def num_same(self) -> int:

@@ -2,6 +2,8 @@
 
 import json
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,6 +83,45 @@ def test_groups_are_read_while_they_live_and_not_those_before_them(
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "5000")
     (unread,) = read_groups().states
     assert (unread.begun, unread.last) == (1, ())
+
+
+PEER = """
+import sys
+import torch
+import torch.distributed as dist
+store = torch._C._distributed_c10d.FileStore(sys.argv[1], 2)
+dist.init_process_group("gloo", store=store, rank=1, world_size=2)
+dist.all_reduce(torch.ones(3))
+for _ in range(2):
+    dist.recv(torch.ones(1), 0)
+"""
+
+
+def test_what_is_sent_and_received_counts_as_no_collective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gloo counts it, and records nothing of it: ranks that sent more would seem to have begun what others wait in."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    path = str(tmp_path / "store")
+    peer = subprocess.Popen([sys.executable, "-c", PEER, path])
+    try:
+        store = torch._C._distributed_c10d.FileStore(path, 2)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=2)
+        dist.all_reduce(torch.ones(3))
+        for _ in range(2):
+            dist.send(torch.ones(1), 1)
+        state = GroupState(name_of_world(), "0-1", 1, -1, "", ("all_reduce Float[3]",))
+        found: list[Groups] = []
+
+        def is_recorded() -> bool:
+            found[:] = [read_groups()]
+            return found[0].states == (state,)
+
+        wait_until(is_recorded, str(state), describe=lambda: str(found))
+        assert peer.wait(LIMIT_S) == 0
+    finally:
+        peer.kill()
+        peer.wait()
+        take_groups()
 
 
 @pytest.mark.usefixtures("reduced")

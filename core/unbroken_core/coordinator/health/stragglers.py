@@ -20,7 +20,8 @@ def receive_paces(job: JobState, member: Member, paces: tuple[Pace, ...], now_s:
     phase = job.phase
     if job.settings.stragglers is StragglerMode.OFF or not isinstance(phase, Running):
         return
-    table, newest = job.paces, (now_s - phase.since_s) / job.settings.window_s + _SLACK
+    table, since_s = job.paces, job.paces.since_s(job.world.iteration, phase.since_s)
+    newest = (now_s - since_s) / job.settings.window_s + _SLACK
     if table.iteration != job.world.iteration:
         table.begin(job.world.iteration)
     for pace in paces:

@@ -37,7 +37,7 @@ from unbroken_core.recovery.progress import Progress
 from unbroken_core.vocabulary.reasons import Reason
 
 MAX_ALONE = 3
-"""So many plans in a row may end by faults of one pod alone, without progress, before others take its ranks."""
+"""So many plans may end by faults of one pod alone, without progress, before others take its ranks."""
 
 
 class StatusText(NamedTuple):
@@ -225,10 +225,10 @@ class JobState:
         return {uid: set(members.by_uid[uid].places) for uid in spares}
 
     def failing_alone(self) -> frozenset[str]:
-        """Return the pods that ended the last plans in a row without progress, where others may do better instead.
+        """Return the pods that alone ended the last plans without progress, where others may do better instead.
 
-        One pod, or some of those that came in when the job grew. Where the script itself fails, moving its ranks only
-        costs a plan more: the limit of recoveries without progress counts on.
+        One pod, also the only one, or some of those that came in when the job grew. Where the script itself fails,
+        moving its ranks only costs a plan more: the limit of recoveries without progress counts on.
         """
         limit = self.settings.no_progress_limit
         failed = self.history.who_failed(MAX_ALONE if limit is None else min(MAX_ALONE, limit))
@@ -236,8 +236,7 @@ class JobState:
         if not failed or self.rules.has_code or any(uid not in members.active or uid in members.out for uid in failed):
             return frozenset()
         is_of_growth = self.growth is not None and failed <= self.growth.pods
-        is_alone = (len(failed) == 1 or is_of_growth) and len(members.active) > len(failed)
-        return failed if is_alone else frozenset()
+        return failed if len(failed) == 1 or (is_of_growth and len(members.active) > len(failed)) else frozenset()
 
     def send(self, member: Member, message: RendezvousMessage) -> None:
         """Send a message to a member; one that is away catches up when it comes back."""

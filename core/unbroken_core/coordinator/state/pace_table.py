@@ -28,6 +28,13 @@ class PaceTable:
     """With the newest figures of each."""
     moved: dict[int, str] = field(default_factory=dict)
     """Ranks that were moved for it, and from which pod: if they are slow on another one, it is not for the pod."""
+    taken_over: tuple[int, float] = (-1, 0.0)
+    """An iteration that was taken over, and since when it runs: its workers go on counting windows from then."""
+
+    def since_s(self, iteration: int, running_s: float) -> float:
+        """Return since when workers count the windows of an iteration that this coordinator sees run since then."""
+        taken_over, began_s = self.taken_over
+        return min(began_s, running_s) if taken_over == iteration else running_s
 
     def begin(self, iteration: int) -> None:
         """Begin an iteration: windows are counted anew."""

@@ -78,6 +78,9 @@ def _in_process_state(place: LocalPlace, outcome: JobPhase | None) -> WorkerStat
         iteration = entry.iteration
         # Once ordered to enter it no longer waits at its endpoint, whatever it reported before.
         phase = WorkerPhase.RUNNING if entry.rank is not None and phase is WorkerPhase.READY else phase
+    if incarnation.is_ending and incarnation.found is not None and incarnation.found.cause is Cause.HARD_TIMEOUT:
+        # It does not come back, however long the launcher says nothing: nobody needs to wait for it to leave.
+        phase = WorkerPhase.GONE
     is_ready = phase is WorkerPhase.READY
     return WorkerState(
         place.local_rank,

@@ -86,6 +86,8 @@ def _state(name: str, ranks: Iterable[int], begun: int, records: Iterable[Mappin
             pending[number] = operation
     if operations and next(reversed(operations)) > begun:
         operations, pending = {}, {}
+    # The group's own number counts each send and recv of gloo as well, of which nothing is recorded.
+    begun = next(reversed(operations), begun)
     last = [operations.get(number, "") for number in range(max(begun - MAX_LAST, 0) + 1, begun + 1)]
     number, what = next(iter(pending.items()), (-1, ""))
     return GroupState(name, rank_text(ranks), begun, number, what, tuple(last) if any(last) else ())

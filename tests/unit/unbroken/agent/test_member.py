@@ -344,11 +344,16 @@ def test_a_dead_worker_whose_launcher_says_nothing_is_not_said_to_have_been_ende
     pod.run()
     pod.step(WorkerDied(1, 0))
     pod.hear(interrupt(0))
-    pod.after(20.1)
+    pod.after(19.9)
+    assert pod.member.workers[1].phase is WorkerPhase.RUNNING, "nobody knows yet whether its process ends"
+    assert phases(pod.after(0.2))[1] == (WorkerPhase.GONE, 0, 0), "for which nobody waits"
     fault = faults(pod)[1]
     assert fault is not None
     assert fault.cause is Cause.HARD_TIMEOUT
     assert fault.detail.startswith("its main thread has ended; the pod's launcher does not say how")
+    pod.hear(Respawn(1, ((1, 0),), Cause.HARD_TIMEOUT))
+    woken = pod.step(LauncherReported(processes(running(0), ended(1, -9))))
+    assert SendToLauncher(Spawn(1, 1, {})) in woken
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,39 @@ def test_a_lower_limit_without_progress_comes_before(limit: int) -> None:
     assert bench.active == ["p1", "p2"]
 
 
+@pytest.mark.parametrize("other", ["p0", "p1"])
+def test_what_says_nothing_of_a_pod_does_not_break_its_row(other: str) -> None:
+    """Else a pod that fails twice, is killed for want of memory, fails twice, ... would keep its ranks for ever."""
+    bench = FailingBench(SETTINGS, "p2")
+    bench.fail_often(2, "p0")
+    bench.go_on()
+    bench.fail(other, cause=Cause.PROCESS_SIGNAL)
+    bench.go_on()
+    bench.fail(other, cause=Cause.PROCESS_SIGNAL)
+    assert bench.active == ["p0", "p1"]
+    bench.go_on()
+    bench.fail("p0")
+    assert bench.active == ["p1", "p2"]
+
+
+def test_who_failed_alone_loses_nothing_at_a_fault_that_says_nothing_of_it() -> None:
+    bench = FailingBench(SETTINGS)
+    bench.fail_often(3, "p0")
+    bench.go_on()
+    bench.join("p2")
+    bench.fail("p1", cause=Cause.PROCESS_SIGNAL)
+    assert bench.active == ["p0", "p1"]
+    bench.go_on()
+    bench.fail("p0")
+    assert bench.active == ["p1", "p2"]
+
+
+def test_the_only_pod_with_ranks_gives_them_to_a_spare() -> None:
+    bench = FailingBench(replace(SETTINGS, replicas=1), "p1")
+    bench.fail_often(3, "p0")
+    assert bench.active == ["p1"]
+
+
 @pytest.mark.parametrize("cause", [Cause.PROCESS_SIGNAL, Cause.UNHEALTHY])
 def test_what_says_nothing_of_a_pod_counts_for_nothing(cause: Cause) -> None:
     bench = FailingBench(SETTINGS, "p2")

@@ -181,6 +181,24 @@ def test_one_pod_cannot_say_of_a_neighbour_that_it_is_left_behind() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("what", "more"),
+    [
+        ("broadcast Float[1]", ", and whether all ranks name the same root"),
+        ("reduce", ", and whether all ranks name the same root"),
+        ("reduce_scatter Float[1]", ""),
+    ],
+)
+def test_a_root_that_ranks_may_name_differently_is_said_beside_the_links(what: str, more: str) -> None:
+    """Of which root is meant nobody keeps anything."""
+    waits = replace(WAITS, groups=(GroupState("0", "0-3", 5, 5, what),), num_groups=1)
+    ended = replace(WAITS, groups=(GroupState("0", "0-3", 6, 6, "all_reduce", (what, "all_reduce")),), num_groups=1)
+    stuck = judge([Witness(rank, f"p{rank}", each) for rank, each in enumerate([waits] * 4)], SOFT_S)
+    assert (stuck.ranks, stuck.text.partition("look at the links ")[2]) == ((), f"between them{more}")
+    left = judge([Witness(rank, f"p{rank}", each) for rank, each in enumerate([ended, ended, ended, waits])], SOFT_S)
+    assert left.text.partition("look at the links ")[2] == f"there{more}"
+
+
 def test_point_to_point_is_left_to_the_stacks() -> None:
     # Nobody records it: rank 2 receives from rank 3, which stands in its own code; the others wait for rank 2.
     at_40 = GroupState("0", "0-2", 40, 40, "all_reduce", ())

@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 from tests.unit.unbroken_core.coordinator.test_coordinator import READY, RUNNING, SETTINGS, ranks, sent
 
+from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.events import Action, AgentReported
 from unbroken_core.protocol.messages import Halt, HealthStatus, Heartbeat, Interrupt, Pace, Plan
 from unbroken_core.protocol.settings import HealthMode, JobSettings, StragglerMode
 from unbroken_core.vocabulary.findings import STRAGGLERS, Finding, Verdict
-from unbroken_core.vocabulary.reasons import Cause
+from unbroken_core.vocabulary.reasons import Cause, JobPhase
 
 from .test_health import DOWN, OWN, WatchedBench
 
@@ -152,6 +153,21 @@ def test_what_cannot_be_is_no_word_about_the_others() -> None:
     bench.tell("p2", 9.0, 9.0)
     bench.pass_window(SLOW)
     bench.pass_window(SLOW)
+    assert bench.told() == [("p0", "rank 1", Verdict.DEGRADED)]
+
+
+def test_windows_are_counted_on_when_another_rendezvous_takes_the_iteration_over() -> None:
+    """Workers know nothing of it."""
+    bench = PacedBench()
+    for _ in range(9):
+        bench.pass_window(EVEN)
+    plans = {pod: bench.coordinator._job.members.by_pod[pod].plan for pod in bench.sessions}
+    bench.coordinator = Coordinator(REPORT, bench.now_s, term=2)
+    for pod, plan in plans.items():
+        bench.join(pod, term=1, plan=plan, entered_ago_s=0.0 if pod == "p2" else bench.now_s)
+    assert bench.status().phase is JobPhase.RUNNING
+    for _ in range(3):
+        bench.pass_window(SLOW)
     assert bench.told() == [("p0", "rank 1", Verdict.DEGRADED)]
 
 
