@@ -7,8 +7,6 @@ it, or put in the place of what is there, is kept; `restore` gives it back.
 from collections.abc import Sequence
 from typing import Any
 
-from lightning.pytorch.callbacks import ModelCheckpoint
-
 from unbroken.integrations.callback_values import CallbackValues, tell_lost
 
 _WEIGHTS = "state_dict"
@@ -73,15 +71,19 @@ def of_files(callbacks: Sequence[Any]) -> dict[str, dict[str, Any]]:
     return {
         one.state_key: {name: getattr(one, name) for name in LEFT_OUT if hasattr(one, name)}
         for one in callbacks
-        if isinstance(one, ModelCheckpoint)
+        if _writes_files(one)
     }
 
 
 def put_back_files(callbacks: Sequence[Any], kept: dict[str, dict[str, Any]]) -> None:
     """Set it."""
     for one in callbacks:
-        if isinstance(one, ModelCheckpoint):
+        if _writes_files(one):
             vars(one).update(kept.get(one.state_key, {}))
+
+
+def _writes_files(one: Any) -> bool:
+    return any(kind.__name__ == "ModelCheckpoint" for kind in type(one).__mro__)
 
 
 def most_accumulated(trainer: Any) -> int:
