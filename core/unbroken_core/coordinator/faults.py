@@ -81,10 +81,21 @@ def take_fault(job: JobState, fault: FaultRecord, now_s: float, lost_s: float | 
     job.report = StatusText(Reason.RECOVERING, f"iteration {job.world.iteration} was interrupted: {culprit.text}")
     order_out(job, job.members.by_uid.values())
     move = phase.move if isinstance(phase, Running) else None
-    for planned in () if move is None else move.faults.values():
-        # It may have been the end of that pod that the fault was a consequence of.
-        job.history.add(with_pod(job.members, planned))
+    for uid, planned in () if move is None else move.faults.items():
+        if (fault.pod_uid, fault.cause) != (uid, planned.cause) and _is_suspicion(job, uid, planned):
+            # It explains nothing. Whether ranks move for it is judged anew once all train.
+            job.health.give_back(uid, now_s)
+            job.members.note_unfit(job.members.by_uid[uid], "")
+        else:
+            # It may have been the end of that pod that the fault was a consequence of.
+            job.history.add(with_pod(job.members, planned))
     return True
+
+
+def _is_suspicion(job: JobState, uid: str, planned: FaultRecord) -> bool:
+    """Return whether a pod was to give its ranks away for no more than a suspicion."""
+    strike = None if uid in job.health.failed else job.health.strikes.get(uid)
+    return planned.cause is Cause.DEVICE_FAULT and strike is not None and not strike.is_fatal
 
 
 def with_pod(members: Members, fault: FaultRecord) -> FaultRecord:

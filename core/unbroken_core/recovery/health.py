@@ -9,7 +9,9 @@ degraded, unknown, what the script causes          none
 links of two pods in one domain                    the domain is blamed, and no pod of it
 strikes against two pods within BREAKER_S          the breaker opens: they may all be false, so none is believed
 MAX_BLAMED within BUDGET_S                         nobody is blamed any more: a trainer can forge findings in each pod
-a blame in vain: the spare is lost meanwhile       does not count there; after MAX_BLAMED of them within BREAKER_S
+a blame in vain: the spare is lost meanwhile, or
+a fault ends the iteration that was to be left for
+a suspicion                                        does not count there; after MAX_BLAMED of them within BREAKER_S
                                                    nobody is blamed: each makes all ranks wait for a common step
 
 a fatal finding of the preflight                   a strike of its own kind, which opens and holds nothing above
@@ -108,13 +110,13 @@ def why_spent(num_lately: int, num_vain: int) -> str:
     """Return why nobody may be blamed for now, for people; "" when somebody may.
 
     `num_lately`: how often a pod was blamed within BUDGET_S, but for those in vain. `num_vain`: how often one was
-    within BREAKER_S, and then nobody could take its ranks any more.
+    within BREAKER_S, and kept its ranks: nobody could take them any more, or something else ended the iteration.
     """
     if num_lately >= MAX_BLAMED:
         return f"pods were blamed for findings {num_lately} times within {BUDGET_S / 60:.0f} min: no more for now"
     if num_vain >= MAX_BLAMED:
         text = f"ranks were to leave a pod {num_vain} times within {BREAKER_S / 60:.0f} min"
-        return f"{text}, and nobody could take them any more: no more for now"
+        return f"{text}, and did not: no more for now"
     return ""
 
 
