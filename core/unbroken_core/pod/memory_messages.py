@@ -133,6 +133,8 @@ class NotFetched:
     """They are not."""
 
     reason: str
+    has_answered: bool = False
+    """Whether their holder was there, and had not this checkpoint, or not as it was sealed: it may have others."""
 
 
 @dataclass(frozen=True)

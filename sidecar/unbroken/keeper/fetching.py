@@ -184,7 +184,7 @@ class Fetcher:
             try:
                 return self._fetch(name, wanted, context)
             except (MissingError, LinkError, OSError) as error:
-                return NotFetched(f"pod {wanted.peer.uid}: {error}"[:1000])
+                return NotFetched(f"pod {wanted.peer.uid}: {error}"[:1000], isinstance(error, MissingError))
 
     @contextlib.contextmanager
     def _alone_with(self, name: str) -> Iterator[None]:

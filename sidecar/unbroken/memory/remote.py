@@ -19,6 +19,10 @@ _LEAST_GAP = 4096
 """What lies between two ranges and is smaller comes with them: a page has been touched already."""
 
 
+class RefusedError(UnreadableError):
+    """Its holder has not this checkpoint, or not as it was sealed; it may have others."""
+
+
 @dataclass(frozen=True)
 class Holder:
     """A pod that has a shard, and of which rank it is there: of data parallel ranks all shards are the same."""
@@ -69,8 +73,8 @@ class RemoteSource(Source):
     inode: int = 0
     num_bytes: int = 0
     """What was fetched."""
-    problem: str = ""
-    """Why its holder could not hand something out; "" while it could."""
+    problem: UnreadableError | None = None
+    """Why its holder could not hand something out; None while it could."""
     takes_ranges: bool = False
     """Whether the keeper fetches ranges of bytes; one of an earlier release fetches blocks."""
     _here: set[int] = field(default_factory=set)
@@ -125,7 +129,7 @@ class RemoteSource(Source):
             if answer.inode != self.inode:
                 raise UnreadableError(f"{self.path}: the keeper was started again meanwhile")
         except UnreadableError as error:
-            self.problem = str(error)
+            self.problem = error.with_traceback(None)
             raise
         self.num_bytes += answer.num_bytes
         return answer
@@ -157,6 +161,8 @@ class Remote:
         self._sources: dict[tuple[ReadableCheckpoint, int], RemoteSource] = {}
         self._away: dict[Peer, str] = {}
         """Who could not be asked, and why: nobody waits for the same pod twice."""
+        self._refused: dict[tuple[ReadableCheckpoint, int, Peer], str] = {}
+        """What was asked of somebody who could not hand it out, and why."""
 
     @property
     def num_bytes(self) -> int:
@@ -179,8 +185,8 @@ class Remote:
         """Return a shard. Raises UnreadableError when none of those who have it can hand it out."""
         place = (candidate, rank)
         before = self._sources.get(place)
-        if before is not None and before.problem and before.wanted is not None:
-            self._away[before.wanted.peer] = before.problem
+        if before is not None and before.problem is not None and before.wanted is not None:
+            self._note(*place, before.wanted.peer, before.problem)
             self._sources.pop(place).close()
         if place not in self._sources:
             self._sources[place] = self._open(candidate, rank)
@@ -195,15 +201,22 @@ class Remote:
     def _open(self, candidate: ReadableCheckpoint, rank: int) -> RemoteSource:
         problems = []
         for holder in self._holders.of(candidate, rank):
-            if holder.peer in self._away:
-                problems.append(self._away[holder.peer])
+            known = self._away.get(holder.peer) or self._refused.get((candidate, rank, holder.peer))
+            if known:
+                problems.append(known)
                 continue
             try:
                 return self._ask(candidate, holder)
             except UnreadableError as error:
                 problems.append(str(error))
-                self._away[holder.peer] = str(error)
+                self._note(candidate, rank, holder.peer, error)
         raise UnreadableError(f"shard of rank {rank}: {'; '.join(problems) or 'nobody has it'}"[:1000])
+
+    def _note(self, candidate: ReadableCheckpoint, rank: int, peer: Peer, error: UnreadableError) -> None:
+        if isinstance(error, RefusedError):
+            self._refused[candidate, rank, peer] = str(error)
+        else:
+            self._away[peer] = str(error)
 
     def _ask(self, candidate: ReadableCheckpoint, holder: Holder) -> RemoteSource:
         if self._arena is None:
@@ -226,11 +239,13 @@ class Remote:
 
 
 def fetched(arena: WorkerSlots, wanted: FetchShard) -> Fetched:
-    """Have the keeper fetch a part of a shard. Raises UnreadableError."""
+    """Have the keeper fetch a part of a shard. Raises UnreadableError; RefusedError where another may be fetched."""
     answer = arena.fetch(wanted)
     if isinstance(answer, Fetched):
         return answer
-    raise UnreadableError("no keeper answers" if answer is None else answer.reason)
+    if answer is None:
+        raise UnreadableError("no keeper answers")
+    raise (RefusedError if answer.has_answered else UnreadableError)(answer.reason)
 
 
 def _checked(slot: FoundSlot, wanted: FetchShard) -> FoundSlot:

@@ -198,11 +198,15 @@ def save(patch: pytest.MonkeyPatch, pod: KeeperPod, step: int, iteration: int = 
 
 
 def load(
-    patch: pytest.MonkeyPatch, pod: KeeperPod, step: int, *holders: KeeperPod, iteration: int = 1
+    patch: pytest.MonkeyPatch, pod: KeeperPod, step: int, *holders: KeeperPod, iteration: int = 1, older: int = -1
 ) -> tuple[int | None, dict[str, Any]]:
-    """Restore in this pod what a plan names, from whom it names; return the step and the state."""
+    """Restore in this pod what a plan names, from whom it names; return the step and the state.
+
+    `older`: a step that it names behind the other one.
+    """
     fetches = tuple((0, 1, 0, one.uid) for one in holders)
-    restore = Restore((Candidate(1, 0, step, 1, fetches=fetches),), peers=tuple(one.peer for one in holders))
+    candidates = tuple(Candidate(1, 0, one, 1, fetches=fetches) for one in (step, older) if one >= 0)
+    restore = Restore(candidates, peers=tuple(one.peer for one in holders))
     state = state_of(0)
     with worker_of(patch, pod, iteration, restore):
         return Checkpointer().load(state), state

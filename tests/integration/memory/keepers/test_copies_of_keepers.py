@@ -9,6 +9,7 @@ import psutil
 import pytest
 from tests.waiting import wait_until
 
+from unbroken.keeper.digests import read_slot_head
 from unbroken.memory import Checkpointer, Saved
 from unbroken.network.pod_certificates import PodAuthority
 from unbroken_core.pod.memory_slots import CONTENT_OFFSET
@@ -232,18 +233,41 @@ def test_nobody_left_means_no_checkpoint_and_says_whom_it_asked(
     assert "pod owner: cannot connect" in caplog.text
 
 
+def flip(pod: KeeperPod, step: int, offset: int) -> None:
+    """Flip a bit in the copy of a step that this pod has."""
+    copies = (pod.root / pod.uid / "copies").glob("*.slot")
+    (copy,) = (path for path in copies if (head := read_slot_head(path)) is not None and head.moment.step == step)
+    with copy.open("r+b") as file:
+        file.seek(CONTENT_OFFSET + offset)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 8]))
+
+
+@pytest.mark.parametrize("offset", [100, 3_000_000])
+def test_a_holder_of_a_copy_that_is_spoilt_is_asked_for_the_one_before_it(
+    pods: Make, monkeypatch: pytest.MonkeyPatch, offset: int
+) -> None:
+    """Before, nothing more was asked of it, and where nobody else had the older one, all ranks began anew."""
+    owner, holder = pair(pods)
+    for saved in (3, 4):
+        save(monkeypatch, owner, saved)
+        holder.wait_kept(owner, saved)
+    flip(holder, 4, offset)
+    (spare,) = pods("spare")
+    spare.start()
+    step, state = load(monkeypatch, spare, 4, holder, older=3)
+    assert step == 3
+    assert_is(state, 3)
+
+
 def test_a_bit_that_flips_in_a_copy_is_never_restored(
     pods: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     owner, holder = pair(pods)
     save(monkeypatch, owner, 3)
     holder.wait_kept(owner, 3)
-    (copy,) = (holder.root / "holder" / "copies").glob("*.slot")
-    with copy.open("r+b") as file:
-        file.seek(CONTENT_OFFSET + 3_000_000)
-        byte = file.read(1)
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte[0] ^ 8]))
+    flip(holder, 3, 3_000_000)
     (spare,) = pods("spare")
     spare.start()
     step, _ = load(monkeypatch, spare, 3, holder)
