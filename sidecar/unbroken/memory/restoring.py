@@ -239,6 +239,9 @@ class Restoration:
             logger.warning("checkpoint in memory not used: %s", self._void)
         elif self._is_any and not whole and not self._why_none:
             logger.warning("no checkpoint in memory is whole: shards of other hosts have gone with them")
+        elif self._arena is not None and self._place.iteration and not (self._is_any or whole or self._why_none):
+            # A rendezvous that was started again may not know what there was.
+            logger.warning("no checkpoint in memory is left: no pod of this iteration has a part of one")
 
 
 def _refuse_to_begin_anew(restore: Restore | None) -> None:

@@ -111,6 +111,16 @@ def test_what_could_not_be_read_without_running_code_is_refused_by_name(pod: Liv
         Checkpointer().save({"mine": {"path": Path("x"), "fine": 1}}, 0)
 
 
+def test_nothing_to_go_back_to_is_said_after_a_restart(pod: LivePod, caplog: pytest.LogCaptureFixture) -> None:
+    """Before, a new rendezvous and pods without a part of what there was let all ranks begin anew without a word."""
+    pod.start()
+    assert Checkpointer().load({"a": torch.zeros(1)}) is None
+    assert caplog.messages == []
+    pod.be(iteration=1)
+    assert Checkpointer().load({"a": torch.zeros(1)}) is None
+    assert caplog.messages == ["no checkpoint in memory is left: no pod of this iteration has a part of one"]
+
+
 def test_a_key_that_could_not_be_read_is_refused_by_name(pod: LivePod) -> None:
     """Before, no checkpoint with it could be read, which was said after the first fault."""
     pod.start()
