@@ -57,7 +57,7 @@ def options(chance: random.Random) -> dict[str, Any]:
         "lr_scheduler_type": schedule,
         "lr_scheduler_kwargs": SCHEDULES[schedule],
         "warmup_steps": chance.choice((0, 3)),
-        "save_total_limit": chance.choice((None, None, 2)),
+        "save_total_limit": chance.choice((None, None, 1, 2)),
         "logging_first_step": chance.random() < 0.5,
         "eval_on_start": chance.random() < 0.3,
         "max_steps": chance.choice((7, 12, 20, 23)),
