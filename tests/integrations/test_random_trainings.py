@@ -80,6 +80,10 @@ FOUND: dict[str, tuple[dict[str, Any], Fault]] = {
         {"from_files": True, "validates": False, "breaks_first": True},
         Fault("on_train_batch_start", 7, loses_memory=False),
     ),
+    "a file of an epoch's end, and gradients that were added up by hand": (
+        {"steps_by_hand": True, "accumulates": 2, "batch": 5, "from_files": True, "files": {"save_last": True}},
+        Fault("on_train_epoch_start", 2, loses_memory=False),
+    ),
     "a file in mid-validation, and accumulation": (
         {
             "from_files": True,

@@ -119,6 +119,8 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         self._at_moves = memory.Checkpointer(every=1)
         self._trainer: Any = None
         self._begun_at = 0
+        self._in_memory: int | None = None
+        """Batches of the newest checkpoint in memory, if the last one that was due is there."""
         self._random: Any = None
         self._waiting: WaitingGradients | None = None
         self._metrics: dict[str, Any] | None = None
@@ -181,13 +183,12 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         self._data = lightning_hooks.data_state(trainer)
         self._values = ModuleValues(pl_module, vars(LightningModule()))
         state = self._state(trainer)
-        # A file lacks random numbers, and what was to come after it in the same hook.
-        self._from_file.lag = self._every * lightning_hooks.most_accumulated(trainer)
         done = self._checkpoints.load(state)
         self._begun_at = done or 0
         if done is not None and not self._from_file.is_chosen:
             self._restore(trainer, text_states.read(state["progress"]))
             self._random = state["random"]
+            self._in_memory = done
             logger.info("restored from memory: batches=%d", done)
         if self._batches is not None:
             self._batches.start_at(self._begun_at)
@@ -276,7 +277,8 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
                 with self._call.checkpoint():
                     state = self._state(trainer)
                 with self._call.atomic():  # a fault elsewhere waits until this rank has saved
-                    self._checkpoints.save(state, done)
+                    saved = self._checkpoints.save(state, done)
+                self._in_memory = None if isinstance(saved, memory.Skipped) else done
             self._call.ping(step=done)
         else:
             self._call.ping()
@@ -305,13 +307,23 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         metrics = {} if self._trainer is None else _metrics_of(self._trainer)
         modes = None if self._trainer is None else module_modes.read(self._trainer.lightning_module)
         changed = self._changed_values()
-        found = {"batches": batches, "samples": self._samples(), "metrics": metrics, "modes": modes, "values": changed}
+        # A file lacks random numbers, and what was to come after it in the same hook.
+        lag = 0 if self._in_memory is None else batches - self._in_memory
+        found = {
+            "batches": batches,
+            "lag": lag,
+            "samples": self._samples(),
+            "metrics": metrics,
+            "modes": modes,
+            "values": changed,
+        }
         return found | {"options": self._options_now()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Remember what Lightning has read from a file."""
         self._refuse_samples(state_dict.get("samples") or {})
         self._from_file.batches = int(state_dict["batches"])
+        self._from_file.lag = int(state_dict.get("lag", 0))
         self._metrics = state_dict.get("metrics")
         self._modes = state_dict.get("modes")
         self._changed = state_dict.get("values")
@@ -408,7 +420,7 @@ class _FromFile:
         self.checkpoint: dict[str, Any] | None = None
         self.is_chosen = False
         self.lag = 0
-        """Checkpoints in memory that are so many batches older are taken before it."""
+        """By so many batches the newest one in memory was older, as the file was written: it is taken before it."""
 
     def steps(self) -> list[int]:
         """Return the number of batches that it has seen."""

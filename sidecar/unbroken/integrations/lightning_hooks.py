@@ -86,12 +86,6 @@ def _writes_files(one: Any) -> bool:
     return any(kind.__name__ == "ModelCheckpoint" for kind in type(one).__mro__)
 
 
-def most_accumulated(trainer: Any) -> int:
-    """Return how many batches one step has at most, also in epochs to come."""
-    plans = [one.scheduling for one in trainer.callbacks if type(one).__name__ == "GradientAccumulationScheduler"]
-    return max([int(trainer.accumulate_grad_batches), *(int(one) for plan in plans for one in plan.values())])
-
-
 def collect(trainer: Any, own: Any) -> dict[str, Any]:
     """Return what hooks add, but those of the callback `own`; empty without hooks. They may wait for other ranks."""
     callbacks = [one for one in trainer.callbacks if one is not own and _has_hooks(one)]

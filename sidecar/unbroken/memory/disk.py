@@ -26,13 +26,14 @@ logger = logging.getLogger(__name__)
 _NAME = re.compile(r"step-([0-9]{1,18})")
 _ZIP_BEGINS = b"PK\x03\x04"
 _READ_BYTES = 1 << 20
+_MAX_LAG = 1 << 60
 
 
 class Disk(Protocol):
     """Checkpoints on a disk in a format of their own.
 
     They count where they are newer than those in memory. One whose checkpoints lack something may have an attribute
-    `lag`, the same on all ranks: then they count where they are newer by more than so many steps.
+    `lag`, of which the least of all ranks counts: then they count where they are newer by more than so many steps.
     """
 
     def steps(self) -> list[int]:
@@ -164,7 +165,8 @@ def common_steps(disk: Disk | None, given_up: Collection[int] = ()) -> SeenSteps
         own = [] if disk is None else sorted(disk.steps(), reverse=True)[:1000]
     except OSError as error:
         problem = f"checkpoints on the disk cannot be listed: {error}"
-    rows = gather([[int(not problem), 0], *([step, int(step in given_up)] for step in own)], 2)
+    lag = max(min(int(getattr(disk, "lag", 0)), _MAX_LAG), 0)
+    rows = gather([[int(not problem), lag], *([step, int(step in given_up)] for step in own)], 2)
     seen = [{step for step, _ in of_rank[1:]} for of_rank in rows]
     common = set.intersection(*seen)
     newest = max(set().union(*seen), default=-1)
@@ -180,7 +182,7 @@ def common_steps(disk: Disk | None, given_up: Collection[int] = ()) -> SeenSteps
     for step in sorted(avoided):
         logger.warning("checkpoint on the disk not used: step=%d: it is the one in memory that is given up", step)
     steps = sorted(common, key=lambda step: (step not in avoided, step), reverse=True)
-    return SeenSteps(steps, avoided, problem, int(getattr(disk, "lag", 0)))
+    return SeenSteps(steps, avoided, problem, min(lag for (_, lag), *_ in rows))
 
 
 def load_from_disk(folder: Path, state: MutableMapping[str, Any], step: int) -> int:
