@@ -1,7 +1,7 @@
 """Faults that are drawn from a seed, and what a training without them has that one with them lacks."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,26 @@ class Hooks:
         self.calls[hook] = self.calls.get(hook, 0) + 1
         if self.fault is not None and (hook, self.calls[hook]) == (self.fault.hook, self.fault.call):
             raise BrokenError
+
+
+def tell_hooks(kind: type, hooks: Iterable[str]) -> None:
+    """Let objects of this class, which have `hooks`, tell of each call of these hooks; it may raise."""
+    for hook in hooks:
+
+        def tell(self: Any, *args: Any, _hook: str = hook, **kwargs: Any) -> None:
+            self.hooks.called(_hook)
+
+        setattr(kind, hook, tell)
+
+
+def count_hooks(kind: type, hooks: Iterable[str]) -> None:
+    """Let objects of this class, which have `counts`, count the calls of these hooks."""
+    for hook in hooks:
+
+        def count(self: Any, *args: Any, _hook: str = hook, **kwargs: Any) -> None:
+            self.counts[_hook] = self.counts.get(_hook, 0) + 1
+
+        setattr(kind, hook, count)
 
 
 Iteration = Callable[[int, Hooks], dict[str, Any]]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.integrations.random_faults import Hooks, Iteration
+from tests.integrations.random_faults import Hooks, Iteration, count_hooks, tell_hooks
 from tests.integrations.test_resumed_trainers import Model, building
 from tests.integrations.test_trainers import Call
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
@@ -14,6 +14,8 @@ from transformers.trainer_callback import ExportableState
 
 from unbroken.integrations import huggingface
 
+REFUSALS = (ValueError,)
+"""What is raised for options that cannot be trained with."""
 HAS_WHOLE_FILES = True
 """Whether a training goes on from files of the framework alone as if nothing had been."""
 HOOKS = (
@@ -110,24 +112,8 @@ class Counting(TrainerCallback, ExportableState):  # type: ignore[misc]  # the p
         return {"args": {}, "attributes": {"counts": dict(self.counts)}}
 
 
-def _telling(hook: str) -> Callable[..., None]:
-    def tell(self: Breaking, *args: Any, **kwargs: Any) -> None:
-        self.hooks.called(hook)
-
-    return tell
-
-
-def _counting(hook: str) -> Callable[..., None]:
-    def count(self: Counting, *args: Any, **kwargs: Any) -> None:
-        self.counts[hook] = self.counts.get(hook, 0) + 1
-
-    return count
-
-
-for _hook in HOOKS:
-    setattr(Breaking, _hook, _telling(_hook))
-for _hook in ("on_step_begin", "on_step_end", "on_evaluate", "on_log", "on_epoch_begin", "on_epoch_end"):
-    setattr(Counting, _hook, _counting(_hook))
+tell_hooks(Breaking, HOOKS)
+count_hooks(Counting, ("on_step_begin", "on_step_end", "on_evaluate", "on_log", "on_epoch_begin", "on_epoch_end"))
 
 
 def training(folder: Path, chosen: dict[str, Any]) -> Iteration:

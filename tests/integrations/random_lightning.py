@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
-from tests.integrations.random_faults import Hooks, Iteration
+from tests.integrations.random_faults import Hooks, Iteration, count_hooks, tell_hooks
 from tests.integrations.test_trainers import Call
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
@@ -19,6 +20,8 @@ from unbroken.integrations.samples import GlobalBatches
 
 NUM_SAMPLES = 40
 DATA = TensorDataset(torch.randn(NUM_SAMPLES, 4, generator=torch.Generator().manual_seed(5)), torch.arange(NUM_SAMPLES))
+REFUSALS = (ValueError, MisconfigurationException)
+"""What is raised for options that cannot be trained with."""
 HAS_WHOLE_FILES = False
 """Whether a training goes on from files of the framework alone as if nothing had been; these lack random numbers."""
 HOOKS = (
@@ -176,31 +179,18 @@ class Counting(Callback):  # type: ignore[misc]  # the package brings no types h
         self.counts = dict(state_dict)
 
 
-def _telling(hook: str) -> Callable[..., None]:
-    def tell(self: Breaking, *args: Any, **kwargs: Any) -> None:
-        self.hooks.called(hook)
-
-    return tell
-
-
-def _counting(hook: str) -> Callable[..., None]:
-    def count(self: Counting, *args: Any, **kwargs: Any) -> None:
-        self.counts[hook] = self.counts.get(hook, 0) + 1
-
-    return count
-
-
-for _hook in HOOKS:
-    setattr(Breaking, _hook, _telling(_hook))
-for _hook in (
-    "on_before_optimizer_step",
-    "on_train_batch_end",
-    "on_train_batch_start",
-    "on_train_epoch_end",
-    "on_validation_batch_end",
-    "on_validation_end",
-):
-    setattr(Counting, _hook, _counting(_hook))
+tell_hooks(Breaking, HOOKS)
+count_hooks(
+    Counting,
+    (
+        "on_before_optimizer_step",
+        "on_train_batch_end",
+        "on_train_batch_start",
+        "on_train_epoch_end",
+        "on_validation_batch_end",
+        "on_validation_end",
+    ),
+)
 
 
 def training(folder: Path, chosen: dict[str, Any]) -> Iteration:

@@ -36,7 +36,7 @@ def calm_training(framework: ModuleType, chance: random.Random, folder: Path) ->
         chosen = framework.options(chance)
         try:
             calm, calls = train(framework.training(folder / f"calm-{number}", chosen), [])
-        except Exception as error:
+        except framework.REFUSALS as error:
             refused.append(str(error)[:200])
             continue
         return chosen, calm, calls
