@@ -74,6 +74,8 @@ ENDLESS = re.compile(r"--watch$|kubectl logs -f |unbroken\.rounds ")
 FORWARD = re.compile(r"kubectl .*port-forward service/(\S+) (\d+) &$")
 CURL_HUNG_UP = 35
 """Exit code of curl when the other end closes the connection before TLS stands."""
+KUBECTL_HUNG_UP = "Unable to connect to the server: net/http: TLS handshake timeout"
+"""What kubectl says when TLS does not stand after 10 s: the server got no CPU."""
 
 
 def is_elsewhere(command: str) -> bool:
@@ -125,13 +127,18 @@ class Reader:
         is_rendezvous = "unbroken.dev/job=digits,unbroken.dev/component=rendezvous"
         look = f"kubectl get pods -l {is_rendezvous} -o jsonpath="
         uid = self._run(f"{look}'{{.items[0].metadata.uid}}'")
+        count = f"{look}'{{.items[0].status.containerStatuses[0].restartCount}}'"
+        before = int(self._run(count))
         pids = [pid for pid, found in read_processes().items() if found.environment.get("UNBROKEN_POD_UID") == uid]
         assert pids, f"no process of pod {uid}"
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        ready = f"{look}'{{.items[0].status.containerStatuses[0].restartCount}} {{.items[0].status.phase}}'"
-        wait_until(lambda: self._run(ready) == "1 Running", "a rendezvous whose container was started again")
+        wait_until(
+            lambda: int(self._run(count)) > before,
+            "a rendezvous whose container was started again",
+            describe=lambda: self._run(f"kubectl get pods -l {is_rendezvous} -o yaml; kubectl get events"),
+        )
         container = {"name": "operator", "image": "unbroken/operator:0.1.0"}
         labels = {"unbroken.dev/job": "digits", "unbroken.dev/component": "rendezvous"}
         template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
@@ -152,7 +159,7 @@ class Reader:
         return done.stdout
 
     def _run_once(self, text: str) -> subprocess.CompletedProcess[str] | None:
-        """Return None where whom curl asked hung up: it has just been started, or is busy, and a person asks again."""
+        """Return None where whom it asked hung up: it has just been started, or is busy, and a person asks again."""
         done = subprocess.run(
             ["bash", "-c", text],
             check=False,
@@ -162,7 +169,8 @@ class Reader:
             text=True,
             timeout=LIMIT_S,
         )
-        return None if text.startswith("curl ") and done.returncode == CURL_HUNG_UP else done
+        has_hung_up = done.returncode == CURL_HUNG_UP if text.startswith("curl ") else KUBECTL_HUNG_UP in done.stderr
+        return None if has_hung_up else done
 
     def _change(self, name: str, changes: dict[str, str]) -> None:
         path = self._folder / "examples" / name
