@@ -21,7 +21,13 @@ ANSWERS_WITHIN_S = 2.0
 
 def begin_inquiry(job: JobState, now_s: float) -> Inquiry:
     """Return the inquiry for the iteration in force, with what is known already."""
-    inquiry = Inquiry(now_s + ANSWERS_WITHIN_S, dict.fromkeys(job.members.active))
+    returned = frozenset(
+        rank
+        for uid in job.members.active
+        for local_rank, rank in job.members.by_uid[uid].ranks.items()
+        if job.members.by_uid[uid].places[local_rank].state.phase is WorkerPhase.COMPLETED
+    )
+    inquiry = Inquiry(now_s + ANSWERS_WITHIN_S, dict.fromkeys(job.members.active), returned=returned)
     for uid in job.members.active:
         _note(job, inquiry, job.members.by_uid[uid])
     return inquiry
@@ -59,7 +65,7 @@ def name_who_hangs(job: JobState, phase: Interrupted, now_s: float) -> Name | No
     if not is_due or inquiry.num_judged >= len(inquiry.answers):
         return None
     witnesses = [
-        Witness(rank, uid, inquiry.answers.get(rank))
+        Witness(rank, uid, inquiry.answers.get(rank), rank in inquiry.returned)
         for uid in job.members.active
         for rank in job.members.by_uid[uid].ranks.values()
     ]

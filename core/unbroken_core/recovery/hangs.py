@@ -4,7 +4,8 @@ A rank that waits in a collective looks to its agent like one that hangs in C co
 reported. So nobody is named by a report. Named is who was outside of any collective
 
 - without progress itself, as far as it pings,
-- while most *other pods* waited for half of the soft timeout: no pod can make another one the culprit.
+- while most *other pods* waited for half of the soft timeout, or have returned from the training function: no pod can
+  make another one the culprit.
 
 Where ranks say how far they are in their groups, the graph of who waits for whom (collectives.py) comes first:
 
@@ -50,6 +51,8 @@ class Witness(NamedTuple):
     pod_uid: str
     activity: Activity | None
     """None: it has not said what it did."""
+    has_returned: bool = False
+    """Whether it had returned from the training function: it waits for all others to return."""
 
 
 class HangVerdict(NamedTuple):
@@ -66,7 +69,9 @@ def judge(witnesses: Sequence[Witness], soft_s: float) -> HangVerdict:
     ranks = sorted(witnesses, key=lambda witness: witness.rank)
     waits = find_waits({witness.rank: witness.activity for witness in ranks})
     verdict = _by_collectives(ranks, waits, soft_s) or _by_stacks(ranks, waits, soft_s)
-    return verdict._replace(text=f"{verdict.text}{_unread_text(waits)}")
+    returned = [witness.rank for witness in ranks if witness.has_returned]
+    unread = [rank for rank in waits.unread if rank not in set(returned)]
+    return verdict._replace(text=f"{verdict.text}{_returned_text(returned)}{_unread_text(unread)}")
 
 
 def _by_collectives(ranks: Sequence[Witness], waits: Waits, soft_s: float) -> HangVerdict | None:
@@ -74,7 +79,7 @@ def _by_collectives(ranks: Sequence[Witness], waits: Waits, soft_s: float) -> Ha
     late = {witness.rank for witness in ranks if witness.activity is not None and witness.activity.idle_s >= soft_s / 2}
     roots = [witness for witness in ranks if witness.rank in waits.roots and _is_stuck_outside(witness, soft_s)]
     waiting = waits.waiting & late
-    outside = _waited_for(ranks, roots, [witness for witness in ranks if witness.rank in waiting])
+    outside = _waited_for(ranks, roots, [each for each in ranks if each.rank in waiting or each.has_returned])
     if outside:
         named = tuple(witness.rank for witness in outside)
         return HangVerdict(named, f"{_outside_text(ranks, outside, soft_s)}{_gaps_text(waits.gaps, named)}")
@@ -96,7 +101,11 @@ def _by_collectives(ranks: Sequence[Witness], waits: Waits, soft_s: float) -> Ha
 def _by_stacks(ranks: Sequence[Witness], waits: Waits, soft_s: float) -> HangVerdict:
     """Return what is said by where the main threads stood."""
     in_complete = {rank for collective in waits.complete for rank in collective.inside}
-    waiting = [witness for witness in ranks if _waits(witness, soft_s) and witness.rank not in in_complete]
+    waiting = [
+        witness
+        for witness in ranks
+        if witness.has_returned or (_waits(witness, soft_s) and witness.rank not in in_complete)
+    ]
     outside = _waited_for(ranks, [witness for witness in ranks if _is_stuck_outside(witness, soft_s)], waiting)
     if outside:
         return HangVerdict(tuple(witness.rank for witness in outside), _outside_text(ranks, outside, soft_s))
@@ -173,7 +182,11 @@ def _is_minority(ranks: Sequence[Witness], accused: Sequence[Witness]) -> bool:
 def _outside_text(ranks: Sequence[Witness], outside: Sequence[Witness], soft_s: float) -> str:
     named = {witness.rank for witness in outside}
     waiting = [witness for witness in ranks if _waits(witness, soft_s)]
-    rest = [witness for witness in ranks if witness.rank not in named and not _waits(witness, soft_s)]
+    rest = [
+        witness
+        for witness in ranks
+        if witness.rank not in named and not _waits(witness, soft_s) and not witness.has_returned
+    ]
     has_pings = any(witness.activity is not None and witness.activity.ping_s >= 0 for witness in ranks)
     waited = f" while {_grouped(waiting, lambda activity: f'waited in {activity.what}')}" if waiting else ""
     more = f"; {_listed(rest, soft_s)}" if rest else ""
@@ -248,8 +261,13 @@ def _roots_text(stuck: Sequence[Collective]) -> str:
     return ", and whether all ranks name the same root" if has_root else ""
 
 
-def _unread_text(waits: Waits) -> str:
-    return f"; not checked: the collectives of {_numbers(waits.unread)}" if waits.unread else ""
+def _returned_text(returned: Sequence[int]) -> str:
+    verb = "has" if len(returned) == 1 else "have"
+    return f"; {_numbers(returned)} {verb} returned from the training function" if returned else ""
+
+
+def _unread_text(unread: Sequence[int]) -> str:
+    return f"; not checked: the collectives of {_numbers(unread)}" if unread else ""
 
 
 def _collective(collective: Collective) -> str:
@@ -263,7 +281,7 @@ def _listed(ranks: Sequence[Witness], soft_s: float) -> str:
         is_short = activity.doing in _WAITS and activity.idle_s < soft_s / 2
         return f"{_where(activity)}{' for a short time' if is_short else ''}"
 
-    silent = [witness for witness in ranks if witness.activity is None]
+    silent = [witness for witness in ranks if witness.activity is None and not witness.has_returned]
     parts = [_grouped([witness for witness in ranks if witness.activity is not None], said)]
     parts += [f"{_numbers([witness.rank for witness in silent])} did not answer"] if silent else []
     return ", ".join(filter(None, parts))

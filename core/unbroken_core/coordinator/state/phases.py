@@ -167,6 +167,8 @@ class Inquiry:
     """Pods that have not answered for all of their ranks; struck off in place."""
     answers: dict[int, Activity] = field(default_factory=dict)
     """By rank; added to in place."""
+    returned: frozenset[int] = frozenset()
+    """Ranks that had returned from the training function when it began."""
     num_judged: int = -1
     """Answers that were there when a name was given last; -1: before the first."""
     is_final: bool = False

@@ -70,6 +70,19 @@ def test_name_is_given_without_those_who_are_silent_and_again_when_they_have_lef
     assert (last(bench).rank, last(bench).detail) == (2, SENTENCE)
 
 
+def test_rank_that_all_others_have_returned_before_is_named() -> None:
+    bench = running()
+    for pod in ("p0", "p1", "p3"):
+        bench.worker(pod, 0, WorkerPhase.COMPLETED)
+    bench.worker("p2", 0, RUNNING, OVERDUE)
+    answer(bench, "p2", LOADS)
+    assert (last(bench).rank, last(bench).detail) == (
+        2,
+        "rank 2 hung for 60 s in its own code (train.py:41 load_batch); ranks 0, 1, 3 have returned from the training "
+        "function",
+    )
+
+
 def test_next_plan_waits_for_no_answer() -> None:
     bench = running()
     bench.worker("p0", 0, RUNNING, OVERDUE)

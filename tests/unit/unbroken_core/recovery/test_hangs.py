@@ -131,6 +131,45 @@ def test_who_is_named(activities: tuple[Activity | None, ...], ranks: tuple[int,
     assert judge(world(*activities), SOFT_S) == HangVerdict(ranks, text)
 
 
+@pytest.mark.parametrize(
+    ("activities", "ranks", "text"),
+    [
+        pytest.param(
+            (None, None, LOADS, None),
+            (2,),
+            "rank 2 hung for 60 s in its own code (train.py:41 load_batch); ranks 0, 1, 3 have returned from the "
+            "training function",
+            id="the last one hangs",
+        ),
+        pytest.param(
+            (None, WAITS, LOADS, None),
+            (2,),
+            "rank 2 hung for 60 s in its own code (train.py:41 load_batch) while rank 1 waited in all_reduce; "
+            "ranks 0, 3 have returned from the training function",
+            id="one waits for it",
+        ),
+        pytest.param(
+            (None, None, WAITS, None),
+            (),
+            "rank not known: rank 2 in all_reduce; ranks 0, 1, 3 have returned from the training function",
+            id="the last one waits for who will not come, or did not hear that it was over",
+        ),
+        pytest.param(
+            (None, LOADS, LOADS, LOADS),
+            (),
+            "rank not known: ranks 1-3 in their own code (train.py:41 load_batch); rank 0 has returned from the "
+            "training function",
+            id="most are in their own code",
+        ),
+    ],
+)
+def test_who_has_returned_waits_for_all_others(
+    activities: tuple[Activity | None, ...], ranks: tuple[int, ...], text: str
+) -> None:
+    ranks_left = [each._replace(has_returned=each.activity is None) for each in world(*activities)]
+    assert judge(ranks_left, SOFT_S) == HangVerdict(ranks, text)
+
+
 def test_rank_of_a_pod_is_named_only_while_most_other_pods_wait() -> None:
     # Four ranks a pod: the peers of the one that hangs are in its own pod, and say nothing of others.
     crowd = world(LOADS, WAITS, WAITS, WAITS, *[UNKNOWN] * 8, ranks_per_pod=4)
