@@ -129,6 +129,8 @@ class Order:
     halt: Halt
     phase: Running
     report: StatusText | None
+    acquitted: tuple[str, ...] = ()
+    """Pods that keep their ranks, although something was found of them."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """From what is known of a pod to an interruption: which faults its workers have, and the order to leave."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from unbroken_core.coordinator.hangs import begin_inquiry, has_waited, note_answers
-from unbroken_core.coordinator.moves import may_wait
+from unbroken_core.coordinator.moves import is_suspicion, may_wait
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import Members
 from unbroken_core.coordinator.state.phases import Interrupted, Planned, Running
@@ -55,10 +55,17 @@ def inspect(
             count_fault(job, member, place)
 
 
-def take_fault(job: JobState, fault: FaultRecord, now_s: float, lost_s: float | None = None) -> bool:
+def take_fault(
+    job: JobState,
+    fault: FaultRecord,
+    now_s: float,
+    lost_s: float | None = None,
+    together: Sequence[FaultRecord] = (),
+) -> bool:
     """Collect a fault of the current iteration, and interrupt it at the first. Return whether it is news.
 
-    `lost_s`: when the world was lost, if that was before this coordinator took it over.
+    `lost_s`: when the world was lost, if that was before this coordinator took it over. `together`: the faults that
+    are taken with it.
     """
     phase = job.phase
     if not isinstance(phase, (Planned, Running, Interrupted)):
@@ -81,21 +88,21 @@ def take_fault(job: JobState, fault: FaultRecord, now_s: float, lost_s: float | 
     job.report = StatusText(Reason.RECOVERING, f"iteration {job.world.iteration} was interrupted: {culprit.text}")
     order_out(job, job.members.by_uid.values())
     move = phase.move if isinstance(phase, Running) else None
+    taken = {(each.pod_uid, each.cause) for each in (fault, *together)}
     for uid, planned in () if move is None else move.faults.items():
-        if (fault.pod_uid, fault.cause) != (uid, planned.cause) and _is_suspicion(job, uid, planned):
+        if (uid, planned.cause) not in taken and is_suspicion(job, planned):
             # It explains nothing. Whether ranks move for it is judged anew once all train.
-            job.health.give_back(uid, now_s)
-            job.members.note_unfit(job.members.by_uid[uid], "")
+            acquit(job, uid, now_s)
         else:
             # It may have been the end of that pod that the fault was a consequence of.
             job.history.add(with_pod(job.members, planned))
     return True
 
 
-def _is_suspicion(job: JobState, uid: str, planned: FaultRecord) -> bool:
-    """Return whether a pod was to give its ranks away for no more than a suspicion."""
-    strike = None if uid in job.health.failed else job.health.strikes.get(uid)
-    return planned.cause is Cause.DEVICE_FAULT and strike is not None and not strike.is_fatal
+def acquit(job: JobState, uid: str, now_s: float) -> None:
+    """Take the blame of a pod back: it keeps its ranks, and may be blamed again."""
+    job.health.give_back(uid, now_s)
+    job.members.note_unfit(job.members.by_uid[uid], "")
 
 
 def with_pod(members: Members, fault: FaultRecord) -> FaultRecord:

@@ -103,6 +103,11 @@ def may_wait(job: JobState, member: Member, is_adoption: bool) -> bool:
     return isinstance(phase, Running) and (phase.move is not None or all(_can_halt(job)))
 
 
+def is_suspicion(job: JobState, planned: FaultRecord) -> bool:
+    """Return whether a pod is to give its ranks away for no more than a suspicion."""
+    return planned.cause in _FOUND and job.health.is_suspected(planned.pod_uid)
+
+
 def note_halted(job: JobState, member: Member) -> None:
     """Note what a pod has said while ranks are about to move."""
     phase = job.phase
@@ -220,9 +225,22 @@ def _call_off(job: JobState, phase: Running, until_s: float, now_s: float) -> De
 
 
 def _give_up(job: JobState, phase: Running, move: PlannedMove, now_s: float, why: str) -> Decision:
-    """Find no common step: who must leave does so wherever the ranks are, but to grow is worth no lost step."""
-    if any(fault.cause is not Cause.CAPACITY_RETURNED for fault in move.faults.values()):
-        return _depart(move, why)
+    """Find no common step: who must leave does so wherever the ranks are, but to grow is worth no lost step.
+
+    Nor is a suspicion, the first time: the ranks may wait for one that hangs, which is found meanwhile as a fault.
+    """
+    suspected = tuple(uid for uid, fault in move.faults.items() if is_suspicion(job, fault))
+    firm = {uid: fault for uid, fault in move.faults.items() if uid not in suspected}
+    if any(fault.cause is not Cause.CAPACITY_RETURNED for fault in firm.values()):
+        return _depart(replace(move, faults=firm), why)
+    if suspected:
+        if phase.may_suspect_again_s > -math.inf:
+            return _depart(move, why)
+        again_s = job.settings.timeouts.hard_s
+        who = shorten_names(suspected, job.members.name)
+        stay = f"{_running_text(job)}; those of {who} stay for {again_s:g} s: {why.removeprefix(_AT_ONCE)}"
+        phase = replace(phase, may_suspect_again_s=now_s + again_s)
+        return _release(job, phase, move, StatusText(Reason.TRAINING, stay), now_s, acquitted=suspected)
     when = (
         "in the next recovery"
         if phase.may_grow_again_s == math.inf
@@ -232,11 +250,19 @@ def _give_up(job: JobState, phase: Running, move: PlannedMove, now_s: float, why
     return _release(job, phase, move, report, now_s)
 
 
-def _release(job: JobState, phase: Running, move: PlannedMove, report: StatusText, now_s: float) -> Decision:
+def _release(
+    job: JobState,
+    phase: Running,
+    move: PlannedMove,
+    report: StatusText,
+    now_s: float,
+    *,
+    acquitted: tuple[str, ...] = (),
+) -> Decision:
     phase = replace(phase, move=None)
     if move.order is None:
         return Learn(phase, report=report)
-    return Order(_halt(job, move, _GO_ON, now_s), phase, report)
+    return Order(_halt(job, move, _GO_ON, now_s), phase, report, acquitted)
 
 
 def _halt(job: JobState, move: PlannedMove, goal: _Goal, now_s: float) -> Halt:

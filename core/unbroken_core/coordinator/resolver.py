@@ -39,7 +39,7 @@ from unbroken_core.coordinator.decisions import (
     Wait,
 )
 from unbroken_core.coordinator.ending import decide_ending, finish, note_end, release_all
-from unbroken_core.coordinator.faults import count_fault, inspect, take_fault, with_pod
+from unbroken_core.coordinator.faults import acquit, count_fault, inspect, take_fault, with_pod
 from unbroken_core.coordinator.forming import decide_forming
 from unbroken_core.coordinator.interruption import charge, decide_interrupted
 from unbroken_core.coordinator.moves import begin_running, decide_running, note_halted
@@ -127,7 +127,7 @@ def _change(job: JobState, decision: Change, now_s: float) -> None:
             begin_running(job, now_s)
         case TakeFaults():
             for number, fault in enumerate(decision.faults):
-                take_fault(job, fault, now_s)
+                take_fault(job, fault, now_s, together=decision.faults)
                 if decision.failed:
                     replace_process(job, *decision.failed[number])
         case ReleaseAll():
@@ -156,7 +156,7 @@ def _do(job: JobState, decision: Deed, now_s: float) -> None:
         case ReplaceAll():
             _restart_job(job, decision.phase, now_s)
         case Order():
-            _give_order(job, decision)
+            _give_order(job, decision, now_s)
         case _:
             assert_never(decision)
 
@@ -196,7 +196,9 @@ def _restart_job(job: JobState, phase: Interrupted, now_s: float) -> None:
     job.members.mark_all_failed(now_s)
 
 
-def _give_order(job: JobState, decision: Order) -> None:
+def _give_order(job: JobState, decision: Order, now_s: float) -> None:
+    for uid in decision.acquitted:
+        acquit(job, uid, now_s)
     job.numbers = replace(job.numbers, halt=decision.halt.number)
     active = tuple(job.members.active)
     for uid in active:

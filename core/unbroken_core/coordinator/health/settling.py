@@ -133,6 +133,8 @@ def _judge(job: JobState, now_s: float) -> float:
     due_s = [at_s + BREAKER_S for at_s in recent.values()] + [at_s + BUDGET_S for at_s in table.blames_s[:1]]
     due_s += [at_s + BREAKER_S for at_s in table.vain_s[:1]] + [at_s + BUDGET_S for at_s in table.failed_s.values()]
     due_s.append(newcomers.until_s)
+    if isinstance(job.phase, Running) and now_s < job.phase.may_suspect_again_s:
+        due_s.append(job.phase.may_suspect_again_s)
     for uid, strike in blame.blamed.items():
         if uid in members.unfit or not _acts(job, strike):
             continue
@@ -197,8 +199,9 @@ def _may_blame(job: JobState, member: Member, strike: Strike, newcomers: Newcome
     """Return whether a pod may lose its ranks, or its place among the spares, for what was found."""
     if isinstance(job.phase, Running):
         # Where every move restarts the processes from a checkpoint, a suspicion is not worth one.
-        is_worth_it = strike.is_fatal or (job.settings.is_in_process and job.settings.timeouts.drain_s > 0)
-        if member.ranks and not is_worth_it:
+        is_lossless = job.settings.is_in_process and job.settings.timeouts.drain_s > 0
+        is_put_off = now_s < job.phase.may_suspect_again_s
+        if member.ranks and not strike.is_fatal and (is_put_off or not is_lossless):
             return False
     # What interrupted it may have nothing to do with a suspicion.
     elif not (isinstance(job.phase, Interrupted) and member.ranks and strike.is_fatal):

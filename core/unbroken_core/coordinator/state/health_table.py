@@ -173,6 +173,11 @@ class HealthTable:
         """Return whether something speaks against a pod."""
         return uid in self.strikes or uid in self.failed
 
+    def is_suspected(self, uid: str) -> bool:
+        """Return whether no more than a suspicion speaks against a pod."""
+        strike = None if uid in self.failed else self.strikes.get(uid)
+        return strike is not None and not strike.is_fatal
+
     @property
     def doubts(self) -> bool:
         """Whether anything speaks against any pod."""

@@ -155,6 +155,8 @@ class Running:
     """Since when pods are ready for ranks that are missing; None while there are none."""
     may_grow_again_s: float = -math.inf
     """When it may be tried again to find a common step to grow after; inf: not in this iteration."""
+    may_suspect_again_s: float = -math.inf
+    """When ranks may be led to a common step again for a suspicion; -inf: none was sought in vain."""
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,19 @@
-"""A suspicion for which ranks are about to move, while something else ends the iteration."""
+"""A suspicion for which ranks are about to move, while something else ends the iteration, or no common step comes."""
+
+from dataclasses import replace
 
 import pytest
 from tests.unit.unbroken_core.coordinator.test_coordinator import READY, RUNNING, sent
+from tests.unit.unbroken_core.coordinator.test_moves import order_of
 
-from unbroken_core.protocol.messages import Halt
+from unbroken_core.protocol.messages import NO_STEP, Halt, Interrupt
+from unbroken_core.protocol.settings import Timeouts
 from unbroken_core.vocabulary.findings import Finding
-from unbroken_core.vocabulary.reasons import Cause, Rung
+from unbroken_core.vocabulary.reasons import Cause, JobPhase, Rung
 
 from .test_health import ACT, DOWN, LOST, WatchedBench
+
+LIMITS = Timeouts()
 
 
 @pytest.mark.parametrize("cause", [Cause.EXCEPTION, Cause.SOFT_TIMEOUT, Cause.PROCESS_EXIT])
@@ -50,3 +56,79 @@ def test_a_job_that_is_interrupted_all_the_time_is_not_halted_for_a_suspicion_wi
     health = bench.status().health
     assert health is not None
     assert health.held == "ranks were to leave a pod 4 times within 5 min, and did not: no more for now"
+
+
+def halted(*findings: Finding) -> tuple[WatchedBench, Halt]:
+    """Return a job in which p0 is to leave, p1 stands after a step, and p0 does not come to it."""
+    bench = WatchedBench(ACT)
+    order = order_of(bench.find("p0", *findings))
+    bench.answer("p1", order, 5, 5, is_held=True)
+    return bench, order_of(bench.answer("p0", order, 5, 5))
+
+
+def test_ranks_that_find_no_common_step_stay_for_a_suspicion_until_a_hang_would_be_found() -> None:
+    bench, order = halted(DOWN)
+    assert order.step == 6
+    assert not bench.live(LIMITS.drain_s - 1.0)
+    released = bench.live(2.0)
+    assert [halt.step for halt in sent(released, Halt).values()] == [NO_STEP, NO_STEP]
+    status = bench.status()
+    assert (status.phase, status.recoveries) == (JobPhase.RUNNING, ())
+    assert "those of p0 stay for 90 s: not all ranks stood after the same step within 30 s" in status.message
+    bench.fault("p1", 0, Cause.SOFT_TIMEOUT)
+    bench.all_are(READY, 0, "p0", "p1")
+    again = bench.all_are(RUNNING, 1, "p0", "p1")
+    (recovery,) = bench.status().recoveries
+    assert (recovery.cause, recovery.rung) == (Cause.SOFT_TIMEOUT, Rung.IN_PROCESS)
+    assert sorted(sent(again, Halt)) == ["p0", "p1"], "another iteration begins anew"
+
+
+def test_a_suspicion_moves_ranks_at_once_where_twice_no_common_step_was_found() -> None:
+    """All steps are longer than the time for them, or ranks count them otherwise."""
+    bench, _order = halted(DOWN)
+    bench.live(LIMITS.drain_s + 1.0)
+    assert not sent(bench.live(LIMITS.hard_s - 2.0), Halt)
+    second = order_of(bench.live(2.0))
+    bench.answer("p1", second, 6, 6, is_held=True)
+    bench.answer("p0", second, 6, 6)
+    interrupt = sent(bench.live(LIMITS.drain_s + 1.0), Interrupt)["p1"]
+    assert (interrupt.cause, interrupt.pod) == (Cause.DEVICE_FAULT, "p0")
+    assert "timeouts.drainSeconds" in interrupt.detail
+
+
+def test_what_is_fatal_does_not_wait_for_another_try() -> None:
+    bench, _order = halted(LOST)
+    assert sent(bench.live(LIMITS.drain_s + 1.0), Interrupt)["p1"].pod == "p0"
+
+
+def test_a_suspicion_found_while_a_job_counts_no_steps_waits_as_well() -> None:
+    """Its first step may be a long one: that compiles."""
+    bench = WatchedBench(ACT)
+    order = order_of(bench.find("p0", DOWN))
+    bench.answer("p0", order, -1, -1)
+    assert order_of(bench.answer("p1", order, -1, -1)).step == NO_STEP
+    assert "those of p0 stay for 90 s: not all ranks tell their steps" in bench.status().message
+
+
+def test_a_pod_that_leaves_takes_no_suspect_one_with_it_where_no_common_step_is_found() -> None:
+    bench, _order = halted(DOWN)
+    bench.report("p1", is_leaving=True)
+    assert sent(bench.live(LIMITS.drain_s + 1.0), Interrupt)["p0"].cause is Cause.POD_LEAVING
+    bench.all_are(READY, 0, "p0", "p1")
+    bench.all_are(RUNNING, 1, "p0", "p2")
+    (recovery,) = bench.status().recoveries
+    assert (recovery.cause, recovery.pod, recovery.replaced_by) == (Cause.POD_LEAVING, "p1", ("p2",))
+
+
+def test_ranks_leave_a_suspect_pod_and_one_that_is_deleted_after_the_same_step() -> None:
+    bench = WatchedBench(replace(ACT, spares=2))
+    bench.join("p3")
+    bench.report("p3")
+    asked = bench.report("p1", is_leaving=True)
+    bench.find("p0", DOWN)
+    bench.move(asked)
+    assert [pod.pod for pod in bench.status().pods if pod.unfit] == ["p0"]
+    bench.all_are(READY, 0, "p0", "p1")
+    bench.all_are(RUNNING, 1, "p2", "p3")
+    (recovery,) = bench.status().recoveries
+    assert sorted(recovery.replaced_by) == ["p2", "p3"]
