@@ -67,7 +67,7 @@ class Load:
     of_term: int = 0
     of_iteration: int = -1
     step: int = -1
-    """Which checkpoint; of the disk only the step is known."""
+    """Which checkpoint. What was written to the disk by others than keepers has no term, and no iteration (-1)."""
     refused: tuple[tuple[int, str], ...] = ()
     """(step, why) of what the plan named before, and a rank of this pod could not read."""
 

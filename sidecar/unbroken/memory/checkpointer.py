@@ -7,7 +7,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from traceback import StackSummary
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -24,6 +24,8 @@ from unbroken.memory.recording import recorder
 from unbroken.memory.restoring import Restoration, apply
 from unbroken.memory.shard import ShardReader
 from unbroken.standstill import standstill
+from unbroken_core.pod.memory_slots import Moment
+from unbroken_core.protocol.bounds import MAX_NUMBER
 from unbroken_core.vocabulary.checkpoints import Load, LoadSource, Restore
 
 logger = logging.getLogger(__name__)
@@ -228,7 +230,7 @@ class Checkpointer:
                 return "nothing", None
             step, problem = steps[0], self._from_disk(self._disk, state, steps.pop(0))
             if problem is None:
-                _tell_keeper(arena, restoration.load(LoadSource.DISK, step=step, refused_on_disk=refused))
+                _tell_keeper(arena, restoration.load(LoadSource.DISK, _moment(self._disk, step), refused))
                 return "disk", step
             refused.append((step, f"on the disk: {_in_short(problem)}"))
 
@@ -316,6 +318,19 @@ def _without_frames(error: CheckpointException) -> CheckpointException:
     """Return it without the frames that it came through: while they are there, they hold the process group."""
     causes = {rank: (cause.with_traceback(None), words) for rank, (cause, words) in error.failures.items()}
     return CheckpointException(str(error.args[0]) if error.args else "load", causes)
+
+
+def _moment(disk: Disk, step: int) -> Moment:
+    """Return which checkpoint one on the disk is, as far as it says that."""
+    mark = read_mark(disk.path(step)) if isinstance(disk, DcpFolder) else None
+    term, iteration = (mark or {}).get("term"), (mark or {}).get("iteration")
+    if _is_count(term) and _is_count(iteration):
+        return Moment(term, iteration, step)
+    return Moment(0, -1, step)
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_NUMBER
 
 
 def _given_up(disk: Disk | None, restore: Restore | None) -> set[int]:

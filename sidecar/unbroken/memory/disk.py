@@ -180,7 +180,7 @@ def common_steps(disk: Disk | None, given_up: Collection[int] = ()) -> SeenSteps
         logger.warning("checkpoint on the disk not used: %s", problem)
     avoided = frozenset(step for of_rank in rows for step, is_given_up in of_rank[1:] if is_given_up) & common
     for step in sorted(avoided):
-        logger.warning("checkpoint on the disk not used: step=%d: it is the one in memory that is given up", step)
+        logger.warning("checkpoint on the disk not used: step=%d: the training failed after it again and again", step)
     steps = sorted(common, key=lambda step: (step not in avoided, step), reverse=True)
     return SeenSteps(steps, avoided, problem, min(lag for (_, lag), *_ in rows))
 

@@ -125,7 +125,6 @@ class Restoration:
         self,
         source: LoadSource,
         moment: Moment | None = None,
-        step: int = -1,
         refused_on_disk: Sequence[tuple[int, str]] = (),
     ) -> Load:
         """Return what the keeper, and through it the coordinator, is told of this load."""
@@ -133,7 +132,7 @@ class Restoration:
         refused = tuple((step, why[:500]) for step, why in (*refused_on_disk, *own))[:MAX_CANDIDATES]
         term, iteration = self._place.term, self._place.iteration
         if moment is None:
-            return Load(term, iteration, source, step=step, refused=refused)
+            return Load(term, iteration, source, refused=refused)
         return Load(term, iteration, source, moment.term, moment.iteration, moment.step, refused)
 
     def close(self) -> None:

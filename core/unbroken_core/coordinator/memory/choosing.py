@@ -15,6 +15,8 @@ from unbroken_core.vocabulary.checkpoints import MAX_CANDIDATES, Load, LoadSourc
 from unbroken_core.vocabulary.reasons import Cause
 
 MAX_OFFERS = 16
+ON_DISK = 0
+"""In place of the size of its world, of which the disk says nothing."""
 MAX_FAILURES = 32
 BLAMED = frozenset(
     (
@@ -105,6 +107,9 @@ def decide_restore(offers: Iterable[SavedStep], attempts: Attempts, floors: Iter
             reason = reason or why
         if not offer.losses:
             given_up.append(offer.key)
+    on_disk = [(key, why) for key, why in attempts.given_up if key.world_size == ON_DISK]
+    if on_disk and not keys:
+        reason = reason or max(on_disk)[1]
     # One place is kept for the last resort.
     num_last = min(len(given_up), 1)
     return Choice(
@@ -142,7 +147,10 @@ def recall(table: Checkpoints, before: Recall, ended: Ended, seats: Mapping[int,
     """Return what a new world begins with. `seats`: uid by rank."""
     table.agree()
     attempts, load = before.attempts, table.loads.of(ended.iteration)
-    if load is not None and load.source is LoadSource.MEMORY:
+    if load is not None and load.source is LoadSource.DISK:
+        tried_key = StepKey(load.of_iteration, load.of_term, load.step, ON_DISK)
+        attempts = attempts.note(tried_key, ended.cause, table.has_committed(ended.iteration))
+    elif load is not None and load.source is LoadSource.MEMORY:
         # Of worlds of two sizes with the same numbers only one can be.
         tried = () if before.choice is None else (*before.choice.keys, *before.choice.given_up)
         for key in tried:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from unbroken_core.coordinator.memory.choosing import (
     MAX_FAILURES,
+    ON_DISK,
     Attempts,
     Choice,
     Ended,
@@ -277,6 +278,24 @@ def test_two_failures_after_the_same_restore_change_the_next_plan() -> None:
     known = recall(table, known, ended, SEATS)
     assert known.choice is not None
     assert known.choice.keys == (key(0, 10),)
+
+
+def test_a_step_of_the_disk_is_given_up_as_one_in_memory() -> None:
+    table, known = Checkpoints(), Recall()
+    on_disk = StepKey(3, 2, 20, ON_DISK)
+    ended = Ended(0, Cause.POD_LOST, 23)
+    for iteration in (1, 2, 3):
+        known = recall(table, known, ended, SEATS)
+        assert known.choice in (None, Choice(floors=known.choice.floors if known.choice else ()))
+        table.begin(iteration, SEATS)
+        for uid in SEATS.values():
+            tell(table, uid, loads=(Load(1, iteration, LoadSource.DISK, 2, 3, 20),))
+        ended = Ended(iteration, Cause.EXCEPTION if iteration > 1 else Cause.POD_LOST, 23)
+    known = recall(table, known, ended, SEATS)
+    assert known.choice is not None
+    assert known.choice.avoided == (on_disk,)
+    assert known.choice.reason.startswith("step 20 was restored twice and is given up: both times exception")
+    assert decide_restore(OFFERS, known.attempts).reason == "", "what is newer in memory needs no excuse"
 
 
 def test_without_the_word_of_every_pod_ranks_find_out_among_themselves() -> None:
