@@ -198,7 +198,9 @@ def _outside_text(ranks: Sequence[Witness], outside: Sequence[Witness], enough_s
     has_pings = any(witness.activity is not None and witness.activity.ping_s >= 0 for witness in ranks)
     waited = f" while {_grouped(waiting, lambda activity: f'waited in {activity.what}')}" if waiting else ""
     more = f"; {_listed(rest, enough_s)}" if rest else ""
-    age_s = max((_idle_s(witness) for witness in (outside if has_pings else ranks)), default=0.0)
+    # One that has not pinged yet may run Python code all the time: only those who wait tell for how long.
+    does_tell = any(witness.activity is not None and witness.activity.ping_s >= 0 for witness in outside)
+    age_s = max((_idle_s(witness) for witness in (outside if does_tell else ranks)), default=0.0)
     if has_pings:
         return f"{_grouped(outside, lambda activity: f'hung for {age_s:.0f} s {_where(activity)}')}{waited}{more}"
     verb = "is" if len(outside) == 1 else "are"
