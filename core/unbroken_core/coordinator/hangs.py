@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from unbroken_core.coordinator.decisions import Name
 from unbroken_core.coordinator.state.job import JobState
-from unbroken_core.coordinator.state.phases import Inquiry, Interrupted
+from unbroken_core.coordinator.state.phases import Inquiry, Interrupted, Running
 from unbroken_core.coordinator.state.places import Member, WorkerPlace
 from unbroken_core.recovery.hangs import HangVerdict, Witness, judge
 from unbroken_core.recovery.history import FaultRecord
@@ -27,7 +27,9 @@ def begin_inquiry(job: JobState, now_s: float) -> Inquiry:
         for local_rank, rank in job.members.by_uid[uid].ranks.items()
         if job.members.by_uid[uid].places[local_rank].state.phase is WorkerPhase.COMPLETED
     )
-    inquiry = Inquiry(now_s + ANSWERS_WITHIN_S, dict.fromkeys(job.members.active), returned=returned)
+    released_s = job.phase.released_s if isinstance(job.phase, Running) else -math.inf
+    pending = dict.fromkeys(job.members.active)
+    inquiry = Inquiry(now_s + ANSWERS_WITHIN_S, pending, returned=returned, free_s=now_s - released_s)
     for uid in job.members.active:
         _note(job, inquiry, job.members.by_uid[uid])
     return inquiry
@@ -69,7 +71,7 @@ def name_who_hangs(job: JobState, phase: Interrupted, now_s: float) -> Name | No
         for uid in job.members.active
         for rank in job.members.by_uid[uid].ranks.values()
     ]
-    verdict = judge(witnesses, job.settings.timeouts.soft_s)
+    verdict = judge(witnesses, job.settings.timeouts.soft_s, inquiry.free_s)
     judged = replace(inquiry, num_judged=len(inquiry.answers), is_final=inquiry.is_final or is_complete)
     places = _places(job, verdict)
     counted = places if is_complete and not inquiry.is_final else ()

@@ -262,6 +262,7 @@ def _release(
     phase = replace(phase, move=None)
     if move.order is None:
         return Learn(phase, report=report)
+    phase = replace(phase, released_s=now_s)
     return Order(_halt(job, move, _GO_ON, now_s), phase, report, acquitted)
 
 

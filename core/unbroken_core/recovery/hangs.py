@@ -5,7 +5,8 @@ reported. So nobody is named by a report. Named is who was outside of any collec
 
 - without progress itself, as far as it pings,
 - while most *other pods* waited for half of the soft timeout, or have returned from the training function: no pod can
-  make another one the culprit.
+  make another one the culprit. Ranks that stood after a step, as ranks were to move, could not wait in a collective
+  for so long: half of the time since they went on is enough, but only to name who has pinged, and long ago.
 
 Where ranks say how far they are in their groups, the graph of who waits for whom (collectives.py) comes first:
 
@@ -19,6 +20,7 @@ Without it, where all wait in one group, named is who came fewer times, or waits
 In all other cases the rank is not known: a wrong name costs a healthy process, and taints a healthy node.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -64,25 +66,30 @@ class HangVerdict(NamedTuple):
     """One sentence for people."""
 
 
-def judge(witnesses: Sequence[Witness], soft_s: float) -> HangVerdict:
-    """Return who hangs; `witnesses` are all ranks of the world, in any order."""
+def judge(witnesses: Sequence[Witness], soft_s: float, free_s: float = math.inf) -> HangVerdict:
+    """Return who hangs; `witnesses` are all ranks of the world, in any order.
+
+    `free_s`: seconds since ranks that may have stood after a step were told to go on.
+    """
     ranks = sorted(witnesses, key=lambda witness: witness.rank)
     waits = find_waits({witness.rank: witness.activity for witness in ranks})
-    verdict = _by_collectives(ranks, waits, soft_s) or _by_stacks(ranks, waits, soft_s)
+    verdict = _by_collectives(ranks, waits, soft_s, free_s) or _by_stacks(ranks, waits, soft_s, free_s)
     returned = [witness.rank for witness in ranks if witness.has_returned]
     unread = [rank for rank in waits.unread if rank not in set(returned)]
     return verdict._replace(text=f"{verdict.text}{_returned_text(returned)}{_unread_text(unread)}")
 
 
-def _by_collectives(ranks: Sequence[Witness], waits: Waits, soft_s: float) -> HangVerdict | None:
+def _by_collectives(ranks: Sequence[Witness], waits: Waits, soft_s: float, free_s: float) -> HangVerdict | None:
     """Return what the graph of who waits for whom says; None where it says nothing, or links are all that is left."""
+    enough_s = min(soft_s, free_s) / 2
     late = {witness.rank for witness in ranks if witness.activity is not None and witness.activity.idle_s >= soft_s / 2}
-    roots = [witness for witness in ranks if witness.rank in waits.roots and _is_stuck_outside(witness, soft_s)]
-    waiting = waits.waiting & late
-    outside = _waited_for(ranks, roots, [each for each in ranks if each.rank in waiting or each.has_returned])
+    roots = [each for each in ranks if each.rank in waits.roots and _is_stuck_outside(each, soft_s, free_s)]
+    waiting = [each for each in ranks if each.rank in waits.waiting and _idle_s(each) >= enough_s]
+    returned = [each for each in ranks if each.has_returned]
+    outside = _waited_for(ranks, roots, [*waiting, *returned])
     if outside:
         named = tuple(witness.rank for witness in outside)
-        return HangVerdict(named, f"{_outside_text(ranks, outside, soft_s)}{_gaps_text(waits.gaps, named)}")
+        return HangVerdict(named, f"{_outside_text(ranks, outside, enough_s)}{_gaps_text(waits.gaps, named)}")
     for collective in waits.mismatched:
         if not late.isdisjoint(collective.inside):
             return HangVerdict((), _mismatch_text(collective))
@@ -98,26 +105,27 @@ def _by_collectives(ranks: Sequence[Witness], waits: Waits, soft_s: float) -> Ha
     return None
 
 
-def _by_stacks(ranks: Sequence[Witness], waits: Waits, soft_s: float) -> HangVerdict:
+def _by_stacks(ranks: Sequence[Witness], waits: Waits, soft_s: float, free_s: float) -> HangVerdict:
     """Return what is said by where the main threads stood."""
+    enough_s = min(soft_s, free_s) / 2
     in_complete = {rank for collective in waits.complete for rank in collective.inside}
     waiting = [
         witness
         for witness in ranks
-        if witness.has_returned or (_waits(witness, soft_s) and witness.rank not in in_complete)
+        if witness.has_returned or (_waits(witness, enough_s) and witness.rank not in in_complete)
     ]
-    outside = _waited_for(ranks, [witness for witness in ranks if _is_stuck_outside(witness, soft_s)], waiting)
+    outside = _waited_for(ranks, [each for each in ranks if _is_stuck_outside(each, soft_s, free_s)], waiting)
     if outside:
-        return HangVerdict(tuple(witness.rank for witness in outside), _outside_text(ranks, outside, soft_s))
+        return HangVerdict(tuple(witness.rank for witness in outside), _outside_text(ranks, outside, enough_s))
     if any(witness.activity is not None and witness.activity.groups for witness in ranks):
         stuck = [each for each in waits.complete if _is_long(ranks, each.inside, soft_s)]
         return HangVerdict(
-            (), _links_text(stuck) if stuck else f"rank not known: {_listed(ranks, soft_s)}{_gaps_text(waits.gaps)}"
+            (), _links_text(stuck) if stuck else f"rank not known: {_listed(ranks, soft_s / 2)}{_gaps_text(waits.gaps)}"
         )
     late = _latecomers(ranks, soft_s)
     if late:
         return HangVerdict(tuple(witness.rank for witness in late), _late_text(ranks, late))
-    return HangVerdict((), f"rank not known: {_listed(ranks, soft_s)}")
+    return HangVerdict((), f"rank not known: {_listed(ranks, soft_s / 2)}")
 
 
 def _is_left_behind(ranks: Sequence[Witness], behind: Sequence[Witness], collective: Collective) -> bool:
@@ -133,16 +141,16 @@ def _is_long(ranks: Sequence[Witness], inside: Sequence[int], soft_s: float) -> 
     return any(witness.rank in who and _idle_s(witness) >= soft_s / 2 for witness in ranks)
 
 
-def _waits(witness: Witness, soft_s: float) -> bool:
+def _waits(witness: Witness, enough_s: float) -> bool:
     activity = witness.activity
-    return activity is not None and activity.doing in _WAITS and activity.idle_s >= soft_s / 2
+    return activity is not None and activity.doing in _WAITS and activity.idle_s >= enough_s
 
 
-def _is_stuck_outside(witness: Witness, soft_s: float) -> bool:
+def _is_stuck_outside(witness: Witness, soft_s: float, free_s: float) -> bool:
     activity = witness.activity
     if activity is None or activity.doing not in _OUTSIDE:
         return False
-    return activity.ping_s < 0 or activity.ping_s >= soft_s / 2
+    return activity.ping_s >= soft_s / 2 or (activity.ping_s < 0 and free_s >= soft_s)
 
 
 def _waited_for(ranks: Sequence[Witness], outside: Sequence[Witness], waiting: Sequence[Witness]) -> list[Witness]:
@@ -161,7 +169,7 @@ def _latecomers(ranks: Sequence[Witness], soft_s: float) -> list[Witness]:
     are_in_one_group = all(each.doing is Doing.COLLECTIVE and each.num_groups == 1 for each in activities)
     if len(activities) < max(len(ranks), 3) or not are_in_one_group:
         return []
-    if not all(_waits(witness, soft_s) for witness in ranks) or any(each.sequence < 0 for each in activities):
+    if not all(_waits(witness, soft_s / 2) for witness in ranks) or any(each.sequence < 0 for each in activities):
         return []
     newest = max(activity.sequence for activity in activities)
     behind = [witness for witness in ranks if witness.activity is not None and witness.activity.sequence < newest]
@@ -179,18 +187,20 @@ def _is_minority(ranks: Sequence[Witness], accused: Sequence[Witness]) -> bool:
 # ----------------------------------------------------------------------------------------------------------- sentences
 
 
-def _outside_text(ranks: Sequence[Witness], outside: Sequence[Witness], soft_s: float) -> str:
+def _outside_text(ranks: Sequence[Witness], outside: Sequence[Witness], enough_s: float) -> str:
     named = {witness.rank for witness in outside}
-    waiting = [witness for witness in ranks if _waits(witness, soft_s)]
+    waiting = [witness for witness in ranks if _waits(witness, enough_s)]
     rest = [
         witness
         for witness in ranks
-        if witness.rank not in named and not _waits(witness, soft_s) and not witness.has_returned
+        if witness.rank not in named and not _waits(witness, enough_s) and not witness.has_returned
     ]
     has_pings = any(witness.activity is not None and witness.activity.ping_s >= 0 for witness in ranks)
     waited = f" while {_grouped(waiting, lambda activity: f'waited in {activity.what}')}" if waiting else ""
-    more = f"; {_listed(rest, soft_s)}" if rest else ""
-    age_s = max((_idle_s(witness) for witness in (outside if has_pings else ranks)), default=0.0)
+    more = f"; {_listed(rest, enough_s)}" if rest else ""
+    # One that has not pinged yet may run Python code all the time: only those who wait tell for how long.
+    does_tell = any(witness.activity is not None and witness.activity.ping_s >= 0 for witness in outside)
+    age_s = max((_idle_s(witness) for witness in (outside if does_tell else ranks)), default=0.0)
     if has_pings:
         return f"{_grouped(outside, lambda activity: f'hung for {age_s:.0f} s {_where(activity)}')}{waited}{more}"
     verb = "is" if len(outside) == 1 else "are"
@@ -274,11 +284,11 @@ def _collective(collective: Collective) -> str:
     return f"{collective.name} (collective {collective.number} of group {collective.group!r})"
 
 
-def _listed(ranks: Sequence[Witness], soft_s: float) -> str:
-    """Return what each rank did."""
+def _listed(ranks: Sequence[Witness], enough_s: float) -> str:
+    """Return what each rank did, and of those who wait whether it is for less than that."""
 
     def said(activity: Activity) -> str:
-        is_short = activity.doing in _WAITS and activity.idle_s < soft_s / 2
+        is_short = activity.doing in _WAITS and activity.idle_s < enough_s
         return f"{_where(activity)}{' for a short time' if is_short else ''}"
 
     silent = [witness for witness in ranks if witness.activity is None and not witness.has_returned]

@@ -157,6 +157,8 @@ class Running:
     """When it may be tried again to find a common step to grow after; inf: not in this iteration."""
     may_suspect_again_s: float = -math.inf
     """When ranks may be led to a common step again for a suspicion; -inf: none was sought in vain."""
+    released_s: float = -math.inf
+    """When ranks that may have stood after a step were last told to go on; -inf: never."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,8 @@ class Inquiry:
     """By rank; added to in place."""
     returned: frozenset[int] = frozenset()
     """Ranks that had returned from the training function when it began."""
+    free_s: float = math.inf
+    """How long ago ranks that may have stood after a step were told to go on, when it began."""
     num_judged: int = -1
     """Answers that were there when a name was given last; -1: before the first."""
     is_final: bool = False

@@ -170,6 +170,24 @@ def test_who_has_returned_waits_for_all_others(
     assert judge(ranks_left, SOFT_S) == HangVerdict(ranks, text)
 
 
+def test_rank_that_never_pinged_hung_for_as_long_as_others_have_waited_for_it() -> None:
+    # It wakes now and then, so its own main thread tells nothing.
+    said = judge(world(WAITS, WAITS, replace(SPINS, idle_s=1.0), WAITS), SOFT_S)
+    assert said.ranks == (2,)
+    assert said.text.startswith("rank 2 hung for 62 s in its own code")
+
+
+def test_ranks_that_stood_after_a_step_name_who_did_not_come_although_they_wait_for_a_short_time_only() -> None:
+    soon, short = replace(WAITS, idle_s=20.0, ping_s=20.0), replace(WAITS, idle_s=9.0, ping_s=9.0)
+    assert judge(world(soon, soon, LOADS, soon), SOFT_S, free_s=20.0) == HangVerdict(
+        (2,), "rank 2 hung for 60 s in its own code (train.py:41 load_batch) while ranks 0, 1, 3 waited in all_reduce"
+    )
+    assert judge(world(soon, soon, LOADS, soon), SOFT_S).ranks == ()
+    assert judge(world(short, short, LOADS, short), SOFT_S, free_s=20.0).ranks == ()
+    for busy in (SPINS, replace(LOADS, ping_s=20.0)):
+        assert judge(world(soon, soon, busy, soon), SOFT_S, free_s=20.0).ranks == (), "it may be on its way"
+
+
 def test_rank_of_a_pod_is_named_only_while_most_other_pods_wait() -> None:
     # Four ranks a pod: the peers of the one that hangs are in its own pod, and say nothing of others.
     crowd = world(LOADS, WAITS, WAITS, WAITS, *[UNKNOWN] * 8, ranks_per_pod=4)

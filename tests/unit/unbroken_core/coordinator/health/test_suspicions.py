@@ -6,10 +6,10 @@ import pytest
 from tests.unit.unbroken_core.coordinator.test_coordinator import READY, RUNNING, sent
 from tests.unit.unbroken_core.coordinator.test_moves import order_of
 
-from unbroken_core.protocol.messages import NO_STEP, Halt, Interrupt
+from unbroken_core.protocol.messages import NO_STEP, Activity, Fault, Halt, Interrupt
 from unbroken_core.protocol.settings import Timeouts
 from unbroken_core.vocabulary.findings import Finding
-from unbroken_core.vocabulary.reasons import Cause, JobPhase, Rung
+from unbroken_core.vocabulary.reasons import Cause, Doing, JobPhase, Rung
 
 from .test_health import ACT, DOWN, LOST, WatchedBench
 
@@ -81,6 +81,21 @@ def test_ranks_that_find_no_common_step_stay_for_a_suspicion_until_a_hang_would_
     (recovery,) = bench.status().recoveries
     assert (recovery.cause, recovery.rung) == (Cause.SOFT_TIMEOUT, Rung.IN_PROCESS)
     assert sorted(sent(again, Halt)) == ["p0", "p1"], "another iteration begins anew"
+
+
+@pytest.mark.parametrize("free_s", [20.0, 70.0])
+def test_a_rank_that_did_not_come_to_the_common_step_is_named_although_others_stood_there(free_s: float) -> None:
+    """They have waited in a collective only since they went on, for less than half of the soft timeout."""
+    bench, _order = halted(DOWN)
+    bench.live(LIMITS.drain_s + free_s)
+    waits = Activity(0, Doing.COLLECTIVE, "all_reduce", 18.0, 18.0, 40, 1)
+    loads = Activity(0, Doing.OWN_CODE, "train.py:41 load", 60.0, 60.0, 39, 1)
+    bench.worker("p0", 0, RUNNING, Fault(Cause.SOFT_TIMEOUT, 0, "no progress", 60.0, is_hang=True))
+    for pod, local_rank in (("p0", 1), ("p1", 0), ("p1", 1)):
+        bench.worker(pod, local_rank, RUNNING, activity=waits)
+    bench.worker("p0", 0, RUNNING, activity=loads)
+    (recovery,) = bench.status().recoveries
+    assert recovery.rank == (0 if free_s < LIMITS.soft_s / 2 else None)
 
 
 def test_a_suspicion_moves_ranks_at_once_where_twice_no_common_step_was_found() -> None:
