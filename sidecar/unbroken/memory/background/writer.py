@@ -22,7 +22,7 @@ from unbroken.memory.background.orders import TAKEN, WriteOrder, receive
 from unbroken.memory.background.parts import write_part
 from unbroken.memory.background.plans import describe
 from unbroken.memory.background.publishing import Publisher, digest, innermost
-from unbroken.memory.sources import Source, UnreadableError, adopt_source
+from unbroken.memory.sources import DiffersError, Source, UnreadableError, adopt_source
 from unbroken_core.pod.memory_messages import MAX_MEASURED_S
 from unbroken_core.vocabulary.errors import WireError
 
@@ -88,6 +88,8 @@ class DiskWriter:
         try:
             written = self._write(order, descriptors)
         except Exception as error:  # torch says RuntimeError where a disk is full.
+            if isinstance(error, DiffersError):
+                self._news.differs()
             self._give_up(order, str(innermost(error)))
         else:
             logger.info(
