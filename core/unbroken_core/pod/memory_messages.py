@@ -161,6 +161,8 @@ class Measure(Word):
     LOADED = "loaded"
     UNWRITTEN = "unwritten"
     """Its part of a checkpoint was not written to the disk."""
+    DIFFERS = "differs"
+    """A checkpoint that it was to read is not what its keeper digested."""
 
 
 SKIP_REASONS = ("no room", "tensors changed", "next iteration", "busy", "other")

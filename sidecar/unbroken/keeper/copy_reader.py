@@ -28,6 +28,10 @@ class MissingError(Exception):
     """The other pod cannot hand it out, or what it sent is not what was sealed; the message says why."""
 
 
+class SpoiltError(MissingError):
+    """What it sent differs from its digests."""
+
+
 class PieceTarget(Target, Protocol):
     """What takes pieces of blocks as well."""
 
@@ -57,7 +61,7 @@ class Fetching:
             problem = _receive(self._link, target, blocks)
             if problem:
                 # The caller closes the connection: what else comes is of no use.
-                raise MissingError(problem)
+                raise SpoiltError(problem)
 
     def fetch_pieces(self, target: PieceTarget, pieces: Mapping[int, Pieces]) -> bool:
         """Put pieces of blocks into their places. Raises MissingError, LinkError, OSError.
@@ -79,7 +83,7 @@ class Fetching:
                     target.write_pieces(block, found, view, gaps)
                 except NotKeptError as error:
                     # The caller closes the connection: what else comes is of no use.
-                    raise MissingError(str(error)) from error
+                    raise SpoiltError(str(error)) from error
         return True
 
     def _receive_gaps(self, number: int) -> tuple[int, ...]:

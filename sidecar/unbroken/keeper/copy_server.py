@@ -67,11 +67,13 @@ class CopyServer:
         pause: Pause | None = None,
         on_kept: Callable[[], None] = lambda: None,
         count_refused: Callable[[], None] = lambda: None,
+        on_spoilt: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_kept` is called in the thread of a connection, once a copy is whole."""
+        """`on_kept` is called in the thread of a connection, once a copy is whole; `on_spoilt` where it differs."""
         self._pause = pause
         self._on_kept = on_kept
         self._count_refused = count_refused
+        self._on_spoilt = on_spoilt
         self._listener = listener
         self.context = context
         """For connections from now on."""
@@ -168,6 +170,7 @@ class CopyServer:
             link.send(Wanted())
             problem = _stand_back(lambda: receive_content(link, receiving, pause=self._pause))
             if problem:
+                self._on_spoilt()
                 logger.error("copy refused: owner=%s step=%d: %s", link.pod_uid[:200], head.moment.step, problem)
                 link.send(Declined(problem[:2000]))
                 return

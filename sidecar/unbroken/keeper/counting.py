@@ -54,6 +54,8 @@ class Counting:
                     )
                 case Measure.UNWRITTEN:
                     self._counted = replace(now, disk_failures=now.disk_failures + 1)
+                case Measure.DIFFERS:
+                    self._counted = replace(now, digest_failures=now.digest_failures + 1)
 
     def on_disk(self, step: int, whole_at_s: float) -> None:
         """This step is the newest on the disk since then; -1: not known."""
@@ -63,7 +65,7 @@ class Counting:
                 self._counted = replace(now, disk_step=step, disk_whole_at_s=whole_at_s)
 
     def bad_digest(self) -> None:
-        """A slot was refused since its content is not what was copied."""
+        """A checkpoint was refused since its content is not what was saved."""
         with self._lock:
             self._counted = replace(self._counted, digest_failures=self._counted.digest_failures + 1)
 

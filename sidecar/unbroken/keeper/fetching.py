@@ -14,14 +14,14 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from unbroken.keeper.arena import FETCHED, Arena
 from unbroken.keeper.copies import NotKeptError, checksum, compare
-from unbroken.keeper.copy_reader import Fetching, MissingError
+from unbroken.keeper.copy_reader import Fetching, MissingError, SpoiltError
 from unbroken.keeper.digests import Digests, open_slot, write_digests
 from unbroken.keeper.peer_link import LEAST_BYTES_PER_S, PATIENCE_S, Link, LinkError, Pause, connect
 from unbroken_core.pod.block_parts import Part, Pieces, block_size, checksum_of_parts, is_in, joined, pieces_of
@@ -160,9 +160,10 @@ class _NamedLock:
 class Fetcher:
     """Used by all threads of a keeper."""
 
-    def __init__(self, arena: Arena, pause: Pause | None = None) -> None:
-        """`pause`: what knows which iterations are over."""
+    def __init__(self, arena: Arena, pause: Pause | None = None, on_spoilt: Callable[[], None] = lambda: None) -> None:
+        """`pause`: what knows which iterations are over. `on_spoilt`: called where a block differs from its digest."""
         self._arena = arena
+        self._on_spoilt = on_spoilt
         self._pause = Pause() if pause is None else pause
         self._guard = threading.Lock()
         self._locks: dict[str, _NamedLock] = {}
@@ -184,6 +185,8 @@ class Fetcher:
             try:
                 return self._fetch(name, wanted, context)
             except (MissingError, LinkError, OSError) as error:
+                if isinstance(error, SpoiltError):
+                    self._on_spoilt()
                 return NotFetched(f"pod {wanted.peer.uid}: {error}"[:1000], isinstance(error, MissingError))
 
     @contextlib.contextmanager

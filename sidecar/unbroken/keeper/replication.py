@@ -138,6 +138,7 @@ class Replication:
                 pause=self.pause,
                 on_kept=self._telling.changed,
                 count_refused=self._counting.refused,
+                on_spoilt=self._counting.bad_digest,
             )
             self._server.start()
         self._server.context = server_context

@@ -67,7 +67,7 @@ class Keeper:
         self._telling = Telling(self._arena, config.root)
         self._counting = Counting(config.limit_bytes)
         self._replication = Replication(config, self._arena, self._telling, self._counting)
-        self._fetcher = Fetcher(self._arena, self._replication.pause)
+        self._fetcher = Fetcher(self._arena, self._replication.pause, self._counting.bad_digest)
         self._places = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self._news = threading.Condition()
         self._sealed: set[Path] = set()

@@ -261,6 +261,10 @@ class WorkerSlots:
         """Tell the keeper of a load."""
         self.client.tell(Measured(Measure.LOADED, source, seconds, steps_redone))
 
+    def differs(self) -> None:
+        """Tell the keeper of a checkpoint whose content is not what it has digested."""
+        self.client.tell(Measured(Measure.DIFFERS))
+
     def written(self, disk: OnDisk) -> None:
         """Tell the keeper what is on the disk."""
         self.client.tell(Written(disk))

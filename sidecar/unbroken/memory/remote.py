@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from unbroken.memory.arena import WorkerSlots
 from unbroken.memory.checksums import checksum
 from unbroken.memory.choosing import ReadableCheckpoint
-from unbroken.memory.sources import Source, UnreadableError, blocks_of, open_source
+from unbroken.memory.sources import DiffersError, Source, UnreadableError, blocks_of, open_source
 from unbroken_core.pod.block_parts import Pieces, block_size, checksum_of_parts, gaps_of, is_in, pieces_of, ranges_of
 from unbroken_core.pod.memory_messages import MAX_RUNS, Fetched, FetchShard, FoundSlot
 from unbroken_core.pod.memory_slots import BLOCK_BYTES, Moment
@@ -146,7 +146,7 @@ class RemoteSource(Source):
         if not is_possible or self.checksums[block] != checksum_of_parts(
             pieces, gaps, size, lambda first, last: checksum(self.content[start + first : start + last])
         ):
-            raise UnreadableError(f"{self.path}: block {block} differs from what was sealed")
+            raise DiffersError(f"{self.path}: block {block} differs from what was sealed")
         self._verified_parts[block] = pieces
 
 

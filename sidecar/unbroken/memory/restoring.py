@@ -25,7 +25,7 @@ from unbroken.memory.place import WorkerInfo
 from unbroken.memory.reading import Contents, missing
 from unbroken.memory.remote import Holders, Remote
 from unbroken.memory.shard import is_stateful, state_dicts
-from unbroken.memory.sources import Source, UnreadableError, open_source
+from unbroken.memory.sources import DiffersError, Source, UnreadableError, open_source
 from unbroken_core.pod.memory_messages import Found, FoundSlot
 from unbroken_core.pod.memory_slots import Moment
 from unbroken_core.vocabulary.checkpoints import MAX_CANDIDATES, Load, LoadSource, Restore
@@ -75,6 +75,8 @@ class Restoration:
         self._refused: dict[ReadableCheckpoint, str] = {}
         self._own: dict[ReadableCheckpoint, str] = {}
         """What this rank itself could not read, and why."""
+        self._differing: set[ReadableCheckpoint] = set()
+        """Those that were counted: a slot may be tried more than once."""
         rows = [(one.term, one.iteration, one.step, one.rank, one.world_size) for one in self._slots]
         offers = [
             ReadableShard(Moment(term, iteration, step), rank, world_size)
@@ -152,6 +154,10 @@ class Restoration:
                 chosen = self._plan(candidate.moment, sources, state, lazy)
             except UnreadableError as error:
                 self._refused[candidate] = self._own[candidate] = str(error)
+                if isinstance(error, DiffersError) and candidate not in self._differing:
+                    self._differing.add(candidate)
+                    if self._arena is not None:
+                        self._arena.differs()
             else:
                 self._own.pop(candidate, None)
                 return chosen

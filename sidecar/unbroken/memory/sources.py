@@ -42,6 +42,10 @@ class UnreadableError(Exception):
     """A slot cannot be read, or is not what was sealed; the message says which and why."""
 
 
+class DiffersError(UnreadableError):
+    """What is in memory is not what was sealed."""
+
+
 @dataclass
 class Source:
     """One shard in memory."""
@@ -111,7 +115,7 @@ class Source:
         num_threads = min(self.max_threads, num_processors() // torch.get_num_threads())
         wrong = wrong_blocks(self.content, blocks, self.checksums, num_threads)
         if wrong:
-            raise UnreadableError(f"{self.path}: {len(wrong)} of {len(blocks)} blocks differ from what was sealed")
+            raise DiffersError(f"{self.path}: {len(wrong)} of {len(blocks)} blocks differ from what was sealed")
         self._verified |= wanted
 
     def is_sealed(self) -> bool:

@@ -38,6 +38,8 @@ class CopyPod:
     identity: Identity
     limit_bytes: int = 256 << 20
     senders: list[CopySender] = field(default_factory=list)
+    spoilt: list[str] = field(default_factory=list)
+    """An entry for each copy that differed from its digests."""
 
     def __post_init__(self) -> None:
         config = KeeperConfig(self.root, self.root, self.uid, self.limit_bytes, 2, JOB)
@@ -46,7 +48,10 @@ class CopyPod:
         self.fetcher = Fetcher(self.arena)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.peer = Peer(self.uid, *self.listener.getsockname())
-        self.server = CopyServer(self.listener, self.identity.server_context(), self.arena, self.copies)
+        context = self.identity.server_context()
+        self.server = CopyServer(
+            self.listener, context, self.arena, self.copies, on_spoilt=lambda: self.spoilt.append("copy")
+        )
         self.server.start()
 
     def save(self, step: int, *, local_rank: int = 0, rank: int = 0, iteration: int = 0, size: int = 9 << 20) -> bytes:

@@ -349,6 +349,7 @@ def test_a_block_that_differs_is_never_kept(pods: Callable[..., list[CopyPod]]) 
     link.send_content(content[:5_000_000] + bytes([content[5_000_000] ^ 1]) + content[5_000_001:])
     assert link.receive(ToOwner) == Declined(f"block {5_000_000 // BLOCK_BYTES} differs from what its owner digested")
     assert holder.copied() == {(0, 1, 0): before}
+    assert holder.spoilt == ["copy"]
     # The connection is still of use.
     link.send(offer)
     assert link.receive(ToOwner) == Wanted()

@@ -26,7 +26,7 @@ from unbroken.memory.background.writer import DiskWriter
 from unbroken.memory.disk import steps_on_disk
 from unbroken.memory.place import WorkerInfo
 from unbroken_core.pod.memory_messages import Find, Sealed
-from unbroken_core.pod.memory_slots import PIN_LOCK
+from unbroken_core.pod.memory_slots import CONTENT_OFFSET, PIN_LOCK
 from unbroken_core.vocabulary.checkpoints import OnDisk
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
@@ -126,6 +126,58 @@ def test_a_state_that_is_flushed_is_read_by_plain_torch_and_known_to_the_keeper(
     assert pod.keeper._telling.held().disk == OnDisk(1, 0, 100, 9, 1)
     load(found, checkpoint_id=disk / "step-9")
     assert torch.equal(found["w"], state["w"])
+
+
+def test_a_folder_that_nobody_can_write_or_that_is_gone_is_told_and_of_use_again_later(
+    pod: Pod, tmp_path: Path
+) -> None:
+    """Why a step was given up cannot be written into the folder then, where it is looked for."""
+    disk, away = tmp_path / "disk", tmp_path / "away"
+    state: dict[str, Any] = {"w": torch.arange(5000.0)}
+    checkpoints = Checkpointer(every=10, disk=disk, disk_every=100)
+    assert checkpoints.load(state) is None
+    assert checkpoints.flush(state, 7)
+    (epoch,) = (one for one in (disk / ".unbroken").iterdir() if not one.name.startswith("void-"))
+    for name in ("has", "failed"):
+        (epoch / name).rename(tmp_path / name)
+        # Also root can write nothing there.
+        (epoch / name).touch()
+    assert not checkpoints.flush(state, 8, timeout_s=0)
+    told = pod.keeper._telling.held().disk
+    assert told is not None
+    assert (told.step, told.num_given_up) == (7, 1)
+    assert told.problem.startswith("step 8 was given up by rank 0: [Errno 20] Not a directory")
+    for name in ("has", "failed"):
+        (epoch / name).unlink()
+        (tmp_path / name).rename(epoch / name)
+    assert checkpoints.flush(state, 9)
+    assert pod.keeper._telling.held().disk == OnDisk(1, 0, 100, 9, 1)
+
+    disk.rename(away)
+    assert not checkpoints.flush(state, 10, timeout_s=0)
+    assert pod.keeper._telling.held().disk == OnDisk(1, 0, 100, -1, 1, f"{disk} is gone, or was emptied")
+    away.rename(disk)
+    assert checkpoints.flush(state, 11)
+    told = pod.keeper._telling.held().disk
+    assert told is not None
+    assert (told.step, told.problem) == (11, "")
+
+
+def test_a_slot_that_differs_from_its_digests_is_not_written_and_counts(pod: Pod, tmp_path: Path) -> None:
+    state: dict[str, Any] = {"w": torch.arange(5000.0)}
+    checkpoints = Checkpointer(every=10, disk=tmp_path / "disk", disk_every=100)
+    assert checkpoints.load(state) is None
+    assert isinstance(checkpoints.save(state, 10), Saved)
+    (slot,) = (path for path in pod.arena.folder.glob("*.slot") if _step_in(path) == 10)
+    with slot.open("r+b") as file:
+        file.seek(CONTENT_OFFSET)
+        byte = file.read(1)[0]
+        file.seek(CONTENT_OFFSET)
+        file.write(bytes([byte ^ 1]))
+    assert not checkpoints.flush(state, 10)
+    assert steps_on_disk(tmp_path / "disk") == []
+    counted = pod.keeper._counting.counted()
+    assert (counted.disk_failures, counted.digest_failures) == (1, 1)
 
 
 def _step_in(slot: Path) -> int:

@@ -233,7 +233,7 @@ def test_the_rename_that_comes_first_wins(tmp_path: Path) -> None:
         old.parts(step).mkdir()
     old.publish(1)
     new.begin()
-    assert old.is_void()
+    assert old.why_void()
     with pytest.raises(FileNotFoundError):
         old.publish(2)
     new.parts(2).mkdir()

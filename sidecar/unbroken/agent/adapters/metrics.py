@@ -161,7 +161,8 @@ def memory_families(counted: Counted, now_s: float) -> Iterator[Metric]:
     redone.add_metric([], counted.steps_redone)
     yield redone
     failures = CounterMetricFamily(
-        "unbroken_memory_digest_failures", "Checkpoints of this pod whose content is not what was saved."
+        "unbroken_memory_digest_failures",
+        "Checkpoints that this pod made, read or received whose content is not what was saved.",
     )
     failures.add_metric([], counted.digest_failures)
     yield failures

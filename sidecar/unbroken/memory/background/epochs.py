@@ -99,9 +99,13 @@ class Epoch:
         mark = read_mark(self.whole(step))
         return mark is not None and {name: mark.get(name) for name in self.mark} == self.mark
 
-    def is_void(self) -> bool:
-        """Whether another iteration has begun."""
-        return not self.work.is_dir()
+    def why_void(self) -> str:
+        """Return why nothing of this iteration becomes whole any more; "" while it may."""
+        if self.work.is_dir():
+            return ""
+        if not self.work.parent.is_dir():
+            return f"{self.folder} is gone, or was emptied"
+        return "another iteration of the job, or another job, has begun in this folder"
 
     def part(self, step: int, rank: int) -> Path:
         """Return the file by which a rank says that its part of a step is on the disk."""

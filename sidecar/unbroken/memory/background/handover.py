@@ -223,8 +223,8 @@ class Handover:
         began_s = time.monotonic()
         while not epoch.is_whole(step):
             failure = epoch.failure(step)
-            if epoch.is_void():
-                return "another iteration of the job, or another job, has begun in this folder"
+            if why_void := epoch.why_void():
+                return why_void
             if failure is not None:
                 return f"step {step} was given up by {failure}"
             if self._is_left(epoch, step):

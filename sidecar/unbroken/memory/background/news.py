@@ -32,6 +32,11 @@ class DiskNews:
         if self._client is not None:
             self._client.tell(Measured(Measure.UNWRITTEN))
 
+    def differs(self) -> None:
+        """Say that a slot is not what was sealed."""
+        if self._client is not None:
+            self._client.tell(Measured(Measure.DIFFERS))
+
 
 def on_disk(epoch: Epoch, every: int, num_given_up: int = 0, problem: str = "") -> OnDisk:
     """Look at the folder, and return what is told of it."""

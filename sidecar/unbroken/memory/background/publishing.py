@@ -37,6 +37,8 @@ class Publisher:
         self.problem = ""
         """Why the last step that was given up is not whole; "" once a later one is."""
         self._failed: set[int] = set()
+        self._noted: set[int] = set()
+        """Those that were given up where nothing could be written about it."""
 
     @property
     def is_waiting(self) -> bool:
@@ -71,9 +73,16 @@ class Publisher:
         """Count each step that ranks have given up once. `failed`: all whose marks are there."""
         fresh, self._failed = failed - self._failed, failed
         for step in sorted(fresh):
-            self._note(step, self._epoch.failure(step))
+            self._count_one(step, self._epoch.failure(step))
 
-    def _note(self, step: int, failure: Failure | None) -> None:
+    def note(self, step: int, failure: Failure, error: OSError) -> None:
+        """Take that a step is given up, which could not be written into the folder."""
+        if step not in self._noted:
+            logger.warning("other ranks are not told that step %d is given up: %s", step, error)
+            self._noted.add(step)
+            self._count_one(step, failure)
+
+    def _count_one(self, step: int, failure: Failure | None) -> None:
         self.num_given_up += 1
         if step > self.newest:
             self.problem = f"step {step} was given up by {failure}"
@@ -84,10 +93,9 @@ class Publisher:
             try:
                 self._epoch.fail(step, Failure(0, reason))
             except OSError as error:
-                logger.warning("other ranks are not told that step %d is given up: %s", step, error)
-                self._note(step, Failure(0, reason))
-        logger.warning("checkpoint for the disk given up: step=%d: %s", step, self._epoch.failure(step) or reason)
+                self.note(step, Failure(0, reason), error)
         self._epoch.void(self._epoch.parts(step))
+        logger.warning("checkpoint for the disk given up: step=%d: %s", step, self._epoch.failure(step) or reason)
 
     def _plan(self) -> None:
         folder = self._epoch.work / "has"

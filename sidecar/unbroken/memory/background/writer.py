@@ -22,7 +22,7 @@ from unbroken.memory.background.orders import TAKEN, WriteOrder, receive
 from unbroken.memory.background.parts import write_part
 from unbroken.memory.background.plans import describe
 from unbroken.memory.background.publishing import Publisher, digest, innermost
-from unbroken.memory.sources import Source, UnreadableError, adopt_source
+from unbroken.memory.sources import DiffersError, Source, UnreadableError, adopt_source
 from unbroken_core.pod.memory_messages import MAX_MEASURED_S
 from unbroken_core.vocabulary.errors import WireError
 
@@ -35,9 +35,6 @@ PLAN_S = 60.0
 _DIGESTS_S = 120.0
 _LINGER_S = 60.0
 """How long the process of rank 0 waits for parts of others once its worker has ended."""
-
-
-_BEGUN = "another iteration of the job, or another job, has begun in this folder"
 
 
 class NotWrittenError(Exception):
@@ -53,6 +50,8 @@ class DiskWriter:
         self._news = DiskNews(folder)
         self._every = 1
         self._told: tuple[int, int, str] | None = None
+        self._said: tuple[type[Exception], int | None] | None = None
+        """The last problem of the folder that was logged."""
         self._publisher: Publisher | None = None
         self._epoch: Epoch | None = None
 
@@ -88,6 +87,8 @@ class DiskWriter:
         try:
             written = self._write(order, descriptors)
         except Exception as error:  # torch says RuntimeError where a disk is full.
+            if isinstance(error, DiffersError):
+                self._news.differs()
             self._give_up(order, str(innermost(error)))
         else:
             logger.info(
@@ -102,7 +103,8 @@ class DiskWriter:
         epoch = _epoch_of(order)
         # Anew with each order: a keeper that was started again knows nothing of it.
         self._told = None
-        if epoch != self._epoch:
+        if epoch != self._epoch or (order.rank == 0 and self._publisher is None):
+            # None: the folder was away, and is back.
             self._enter(epoch, order)
         with os.fdopen(os.dup(descriptors[1]), "rb") as file:
             file.seek(0)
@@ -129,33 +131,42 @@ class DiskWriter:
         """Give back the room of what was written in vain; tell the other ranks, who would wait for it."""
         logger.warning("not written to the disk: step=%d rank=%d: %s", order.step, order.rank, reason)
         epoch = _epoch_of(order)
-        if not epoch.is_void() and epoch.failure(order.step) is None:
+        if not epoch.why_void() and epoch.failure(order.step) is None:
             self._news.failed()
         try:
             for path in epoch.parts(order.step).glob(f"__{order.rank}_*"):
                 path.unlink(missing_ok=True)
             epoch.fail(order.step, Failure(order.rank, reason))
         except OSError as error:
-            logger.warning("other ranks are not told that step %d is given up: %s", order.step, error)
+            if self._publisher is not None and epoch == self._epoch:
+                self._publisher.note(order.step, Failure(order.rank, reason), error)
+            else:
+                logger.warning("other ranks are not told that step %d is given up: %s", order.step, error)
 
     def _enter(self, epoch: Epoch, order: WriteOrder) -> None:
-        if epoch.is_void():
-            raise NotWrittenError(_BEGUN)
+        if why_void := epoch.why_void():
+            raise NotWrittenError(why_void)
         self._epoch, self._every = epoch, order.every
         self._publisher = Publisher(epoch, order.world_size, order.keep) if order.rank == 0 else None
 
     def _publish(self) -> None:
-        if self._publisher is None:
+        if self._publisher is None or self._epoch is None:
             return
+        publisher = self._publisher
         try:
-            self._publisher.turn()
-        except FileNotFoundError:
-            logger.warning("no more checkpoints of this iteration on the disk: %s", _BEGUN)
+            publisher.turn()
+            self._said = None
+        except FileNotFoundError as error:
+            publisher.problem = self._epoch.why_void() or str(error)
+            logger.warning("no more checkpoints of this iteration on the disk: %s", publisher.problem)
             self._publisher = None
         except (OSError, ValueError) as error:
-            logger.warning("checkpoint not made whole on the disk: %s", error)
-        else:
-            self._tell(self._publisher)
+            # Once: it may come back at each turn.
+            problem = (type(error), getattr(error, "errno", None))
+            if problem != self._said:
+                logger.warning("checkpoint not made whole on the disk: %s", error)
+            self._said = problem
+        self._tell(publisher)
 
     def _tell(self, publisher: Publisher) -> None:
         """Tell the keeper what has changed."""
@@ -230,7 +241,7 @@ def _read_plan(epoch: Epoch, order: WriteOrder, has: str) -> Json | None:
     try:
         plan = json.loads((epoch.work / "plan" / f"{order.rank}.json").read_bytes())
     except FileNotFoundError:
-        if epoch.is_void():
-            raise NotWrittenError(_BEGUN) from None
+        if why_void := epoch.why_void():
+            raise NotWrittenError(why_void) from None
         return None
     return plan if plan.get("has") == has else None

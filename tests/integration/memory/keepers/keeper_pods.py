@@ -19,7 +19,7 @@ from tests.waiting import wait_until
 
 from unbroken.memory import Checkpointer, Saved, arena
 from unbroken.network.pod_certificates import PodAuthority
-from unbroken_core.pod.memory_messages import Copying, Holds, OfAgent, ToAgent
+from unbroken_core.pod.memory_messages import Copying, Counted, Holds, OfAgent, ToAgent
 from unbroken_core.protocol import wire
 from unbroken_core.protocol.messages import Buddies, Certificate, CertificateRequest
 from unbroken_core.protocol.settings import JobSettings
@@ -40,6 +40,7 @@ class KeeperPod:
         self.root = Path(tempfile.mkdtemp(prefix="ubm-", dir="/dev/shm"))
         self.authority, self.named = AUTHORITY, uid
         self.held = Held("")
+        self.counted = Counted()
         self.buddies = Buddies(1)
         self.keeper: subprocess.Popen[bytes] | None = None
 
@@ -73,6 +74,8 @@ class KeeperPod:
             message = wire.decode(line, ToAgent)
             if isinstance(message, Holds):
                 self.held = replace(message.held, host=self.host, port=message.held.port or self.held.port)
+            if isinstance(message, Counted):
+                self.counted = message
             if isinstance(message, CertificateRequest):
                 issued = self.authority.issue(message.request, self.named)
                 self.send(Certificate(1, issued, self.authority.certificate))

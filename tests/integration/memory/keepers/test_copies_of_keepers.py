@@ -273,6 +273,7 @@ def test_a_bit_that_flips_in_a_copy_is_never_restored(
     step, _ = load(monkeypatch, spare, 3, holder)
     assert step is None
     assert "differs from what its owner digested" in caplog.text
+    wait_until(lambda: spare.counted.digest_failures == 1, "a counted block that differs", describe=spare.errors)
     # The owner still has the right one.
     step, state = load(monkeypatch, spare, 3, holder, owner, iteration=2)
     assert step == 3

@@ -16,10 +16,10 @@ from tests.waiting import wait_until
 from unbroken.keeper.arena import Arena
 from unbroken.keeper.config import KeeperConfig
 from unbroken.keeper.digests import Digests, digest_slot
-from unbroken.memory import Checkpointer
+from unbroken.memory import Checkpointer, Saved
 from unbroken.memory.client import KeeperClient
 from unbroken_core.pod.memory_messages import KEEPER_SOCKET, MAX_LINE_BYTES, Counted, Find, Found, ToAgent
-from unbroken_core.pod.memory_slots import digests_name
+from unbroken_core.pod.memory_slots import CONTENT_OFFSET, digests_name
 from unbroken_core.protocol import wire
 
 PEER = {"uid": "u", "host": "127.0.0.1", "port": 1}
@@ -197,6 +197,21 @@ def test_what_a_worker_measures_reaches_the_agent_on_a_pipe(pod: LivePod) -> Non
     assert (counted.steps_redone, counted.digest_failures, counted.limit_bytes) == (1, 0, pod.limit_bytes)
     assert counted.used_bytes == sum(path.stat().st_size for path in pod.root.rglob("*.slot"))
     assert counted.save_seconds > 0 < counted.load_seconds[0]
+
+
+def test_what_differs_from_its_digests_is_counted_once_a_load(pod: LivePod) -> None:
+    keeper = pod.start(tells=True)
+    assert isinstance(Checkpointer().save({"x": torch.zeros(100)}, 3), Saved)
+    with pod.wait_digested(3).open("r+b") as file:
+        file.seek(CONTENT_OFFSET)
+        byte = file.read(1)
+        file.seek(CONTENT_OFFSET)
+        file.write(bytes([byte[0] ^ 1]))
+    assert Checkpointer().load({"x": torch.zeros(100)}) is None
+    assert keeper.stdout is not None
+    counts = (told for line in keeper.stdout if isinstance(told := wire.decode(line, ToAgent), Counted))
+    # Told of the load last, on the same connection.
+    assert next(told for told in counts if sum(told.loads)).digest_failures == 1
 
 
 def test_what_the_keeper_refuses_is_counted(pod: LivePod) -> None:
