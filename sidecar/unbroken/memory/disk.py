@@ -4,7 +4,8 @@ import io
 import logging
 import os
 import re
-from collections.abc import Collection, MutableMapping
+import zlib
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -27,6 +28,8 @@ _NAME = re.compile(r"step-([0-9]{1,18})")
 _ZIP_BEGINS = b"PK\x03\x04"
 _READ_BYTES = 1 << 20
 _MAX_LAG = 1 << 60
+_MAX_LOST = 1000
+"""Names that a rank looks for on the others; with more it has a part of the model, as in a pipeline."""
 
 
 class Disk(Protocol):
@@ -203,10 +206,30 @@ def load_from_disk(folder: Path, state: MutableMapping[str, Any], step: int) -> 
         lazy.drop()
         logger.exception("checkpoint on the disk cannot be read: step=%d folder=%s", step, folder)
         raise
-    refuse_lost(state, [name for name in names if name not in planner.state_dict])
+    unclaimed = [name for name in names if name not in planner.state_dict]
+    lost = _lost_everywhere(state, unclaimed)
+    refuse_lost(state, unclaimed)
     state.update(values)
     logger.warning("restored from the disk: step=%d folder=%s", step, folder)
+    if lost:
+        logger.warning(
+            "not restored from the disk, since the state has no place for it: step=%d names=%d: %s; let a new state "
+            "have the keys that it has when it is saved, or keep them in a list or a text",
+            *(step, len(lost), ", ".join(lost[:10])[:1000]),
+        )
     return step
+
+
+def _lost_everywhere(state: Mapping[str, Any], unclaimed: Collection[str]) -> Sequence[str]:
+    """Return which of these no rank has a place for, within what the state has. A collective of all ranks.
+
+    What belongs to a part of the state that this rank has not may be another rank's.
+    """
+    roots = tuple(f"{name}." for name in state)
+    own = {zlib.crc32(name.encode()): name for name in unclaimed if name.startswith(roots)}
+    rows = gather([[number] for number in own] if len(own) <= _MAX_LOST else [], 1)
+    everywhere = set.intersection(*({number for (number,) in row} for row in rows))
+    return sorted(name for number, name in own.items() if number in everywhere)
 
 
 def _names(checkpoint: Path) -> Collection[str]:

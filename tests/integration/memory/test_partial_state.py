@@ -258,6 +258,19 @@ def test_what_a_state_has_no_place_for_is_named_in_the_log(pod: LivePod, caplog:
     assert "no place for it: step=1 names=2: gone, means.x; let a new state have the keys" in caplog.text
 
 
+def test_what_a_state_has_no_place_for_on_the_disk_is_named_in_the_log(
+    pod: LivePod, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """torch leaves it out without a word."""
+    pod.be_outside()
+    scores, model = Scores(), nn.Linear(2, 2)
+    scores.by_name["all"]["x"] = 1
+    model.register_buffer("late", torch.ones(1))
+    save({"scores": scores, "model": model, "of another rank": 1}, checkpoint_id=tmp_path / "step-1")
+    assert Checkpointer(disk=tmp_path).load({"scores": Scores(), "model": nn.Linear(2, 2)}) == 1
+    assert "has no place for it: step=1 names=2: model.late, scores.by_name.all.x; let a new state" in caplog.text
+
+
 def test_a_models_buffer_without_a_place_is_refused(pod: LivePod) -> None:
     """It would begin anew, and nobody would see more than another loss."""
     pod.start()
