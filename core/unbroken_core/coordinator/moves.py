@@ -236,10 +236,9 @@ def _give_up(job: JobState, phase: Running, move: PlannedMove, now_s: float, why
     if suspected:
         if phase.may_suspect_again_s > -math.inf:
             return _depart(move, why)
-        again_s = job.settings.timeouts.hard_s
         who = shorten_names(suspected, job.members.name)
-        stay = f"{_running_text(job)}; those of {who} stay for {again_s:g} s: {why.removeprefix(_AT_ONCE)}"
-        phase = replace(phase, may_suspect_again_s=now_s + again_s)
+        stay = f"{_running_text(job)}; those of {who} stay for now: {why.removeprefix(_AT_ONCE)}"
+        phase = replace(phase, may_suspect_again_s=now_s + job.settings.timeouts.hard_s)
         return _release(job, phase, move, StatusText(Reason.TRAINING, stay), now_s, acquitted=suspected)
     when = (
         "in the next recovery"

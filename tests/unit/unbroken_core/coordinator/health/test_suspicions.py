@@ -74,7 +74,7 @@ def test_ranks_that_find_no_common_step_stay_for_a_suspicion_until_a_hang_would_
     assert [halt.step for halt in sent(released, Halt).values()] == [NO_STEP, NO_STEP]
     status = bench.status()
     assert (status.phase, status.recoveries) == (JobPhase.RUNNING, ())
-    assert "those of p0 stay for 90 s: not all ranks stood after the same step within 30 s" in status.message
+    assert "those of p0 stay for now: not all ranks stood after the same step within 30 s" in status.message
     bench.fault("p1", 0, Cause.SOFT_TIMEOUT)
     bench.all_are(READY, 0, "p0", "p1")
     again = bench.all_are(RUNNING, 1, "p0", "p1")
@@ -122,7 +122,7 @@ def test_a_suspicion_found_while_a_job_counts_no_steps_waits_as_well() -> None:
     order = order_of(bench.find("p0", DOWN))
     bench.answer("p0", order, -1, -1)
     assert order_of(bench.answer("p1", order, -1, -1)).step == NO_STEP
-    assert "those of p0 stay for 90 s: not all ranks tell their steps" in bench.status().message
+    assert "those of p0 stay for now: not all ranks tell their steps" in bench.status().message
 
 
 def test_a_pod_that_leaves_takes_no_suspect_one_with_it_where_no_common_step_is_found() -> None:
