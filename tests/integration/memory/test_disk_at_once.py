@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,29 @@ def test_a_folder_that_nobody_can_write_or_that_is_gone_is_told_and_of_use_again
     told = pod.keeper._telling.held().disk
     assert told is not None
     assert (told.step, told.problem) == (11, "")
+
+
+def test_a_step_that_cannot_be_read_is_not_told_as_the_newest_on_the_disk(
+    pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = tmp_path / "disk"
+    state: dict[str, Any] = {"w": torch.arange(5000.0)}
+    checkpoints = Checkpointer(every=10, disk=disk, disk_every=100)
+    assert checkpoints.load(state) is None
+    assert checkpoints.flush(state, 7)
+    assert checkpoints.flush(state, 17)
+    for part in (disk / "step-17").glob("*.distcp"):
+        part.write_bytes(b"")
+    for slot in pod.arena.folder.glob("*.slot"):
+        slot.unlink()
+    assert arena._arena is not None
+    arena._arena.close()
+    monkeypatch.setattr(arena, "_arena", None)
+    pod.place = replace(pod.place, iteration=1)
+    assert checkpoints.load(state) == 7
+    assert pod.keeper._telling.held().disk == OnDisk(1, 1, 100, 7)
+    assert checkpoints.flush(state, 8)
+    assert pod.keeper._telling.held().disk == OnDisk(1, 1, 100, 8)
 
 
 def test_a_slot_is_not_kept_for_long_for_ranks_that_are_late(

@@ -80,6 +80,7 @@ class DiskWriter:
         self._connection = connection
         self._news = DiskNews(folder)
         self._every = 1
+        self._loaded: int | None = None
         self._told: tuple[int, int, str] | None = None
         self._said: tuple[type[Exception], int | None] | None = None
         """The last problem of the folder that was logged."""
@@ -181,7 +182,7 @@ class DiskWriter:
     def _enter(self, epoch: Epoch, order: WriteOrder) -> None:
         if why_void := epoch.why_void():
             raise NotWrittenError(why_void)
-        self._epoch, self._every = epoch, order.every
+        self._epoch, self._every, self._loaded = epoch, order.every, order.loaded
         self._publisher = Publisher(epoch, order.world_size, order.keep) if order.rank == 0 else None
 
     def _publish(self) -> None:
@@ -209,7 +210,8 @@ class DiskWriter:
         if self._epoch is None or state == self._told:
             return
         self._told = state
-        found = on_disk(self._epoch, self._every, publisher.num_given_up, publisher.problem)
+        at_most = None if self._loaded is None else max(self._loaded, publisher.newest)
+        found = on_disk(self._epoch, self._every, publisher.num_given_up, publisher.problem, at_most)
         is_ours = found.step == publisher.newest >= 0
         age_s = min(time.monotonic() - publisher.newest_at_s, MAX_MEASURED_S)
         self._news.tell(found, age_s if is_ours else -1.0)
