@@ -42,6 +42,10 @@ class UnreadableError(Exception):
     """A slot cannot be read, or is not what was sealed; the message says which and why."""
 
 
+class NoDigestsError(UnreadableError):
+    """The keeper has not digested a slot yet, or refuses it."""
+
+
 class DiffersError(UnreadableError):
     """What is in memory is not what was sealed."""
 
@@ -236,7 +240,7 @@ def _checked(found: FoundSlot, head: Head | None) -> tuple[Head, list[int]]:
 def _checksums(path: Path, head: Head) -> list[int]:
     digests = read_digests(path.with_name(digests_name(path.name)), head)
     if digests is None or digests.problem:
-        raise UnreadableError(f"{path}: has no digests")
+        raise NoDigestsError(f"{path}: has no digests")
     return digests.checksums
 
 

@@ -4,13 +4,16 @@ import fcntl
 import os
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.waiting import LIMIT_S, wait_until
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from unbroken.keeper.arena import Arena
@@ -20,8 +23,10 @@ from unbroken.keeper.digests import read_slot_head
 from unbroken.keeper.server import Keeper
 from unbroken.keeper.telling import Telling
 from unbroken.memory import Checkpointer, Saved, Skipped, arena, checkpointer
-from unbroken.memory.background import handover, news
+from unbroken.memory.background import handover, news, writer
+from unbroken.memory.background.epochs import Epoch, write_json
 from unbroken.memory.background.orders import WriteOrder
+from unbroken.memory.background.publishing import digest
 from unbroken.memory.background.writer import DiskWriter
 from unbroken.memory.disk import steps_on_disk
 from unbroken.memory.place import WorkerInfo
@@ -161,6 +166,61 @@ def test_a_folder_that_nobody_can_write_or_that_is_gone_is_told_and_of_use_again
     told = pod.keeper._telling.held().disk
     assert told is not None
     assert (told.step, told.problem) == (11, "")
+
+
+def test_a_step_that_cannot_be_read_is_not_told_as_the_newest_on_the_disk(
+    pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = tmp_path / "disk"
+    state: dict[str, Any] = {"w": torch.arange(5000.0)}
+    checkpoints = Checkpointer(every=10, disk=disk, disk_every=100)
+    assert checkpoints.load(state) is None
+    assert checkpoints.flush(state, 7)
+    assert checkpoints.flush(state, 17)
+    for part in (disk / "step-17").glob("*.distcp"):
+        part.write_bytes(b"")
+    for slot in pod.arena.folder.glob("*.slot"):
+        slot.unlink()
+    assert arena._arena is not None
+    arena._arena.close()
+    monkeypatch.setattr(arena, "_arena", None)
+    pod.place = replace(pod.place, iteration=1)
+    assert checkpoints.load(state) == 7
+    assert pod.keeper._telling.held().disk == OnDisk(1, 1, 100, 7)
+    assert checkpoints.flush(state, 8)
+    assert pod.keeper._telling.held().disk == OnDisk(1, 1, 100, 8)
+
+
+def test_a_slot_is_not_kept_for_long_for_ranks_that_are_late(
+    pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """These save on. Before, nobody else did for a minute: a fault then left no step that all ranks had in memory."""
+    monkeypatch.setattr(writer, "_HOLD_S", 0.0)
+    epoch = Epoch(tmp_path / "disk", "job", 0, 1, 7)
+    epoch.begin()
+    state: dict[str, Any] = {"w": torch.arange(5000.0)}
+    assert isinstance(Checkpointer().save(state, 10), Saved)
+    assert arena._arena is not None
+    lent = arena._arena.lend(pod.place, 10)
+    assert lent is not None
+    order = WriteOrder(str(epoch.folder), "job", 1, 0, 7, 10, 1, 2, lent.path, lent.serial, 3, 10)
+    names = os.memfd_create("names")
+    os.write(names, b'{"w": ["w"]}')
+    late = threading.Thread(target=pod.writer._take, args=(order, [lent.descriptor, names]))
+    late.start()
+    slot = next(one for one in arena._arena._slots if one.path == lent.path)
+    wait_until(slot.lock, "a slot that may be written while the others are waited for")
+    assert late.is_alive()
+    head = slot.head
+    assert head is not None
+    slot.void(head)
+    slot.unlock()
+    has = (epoch.work / "has" / "1.json").read_bytes()
+    write_json(epoch.work / "plan" / "1.json", {"plan": "id", "has": digest(has), "indices": [0], "problem": ""})
+    late.join(LIMIT_S)
+    assert not late.is_alive()
+    assert str(epoch.failure(10)) == "rank 1: its slot was written again, or void, before it was read"
+    assert "[Errno" not in caplog.text
 
 
 def test_a_slot_that_differs_from_its_digests_is_not_written_and_counts(pod: Pod, tmp_path: Path) -> None:

@@ -70,6 +70,8 @@ class Handover:
         self._problem = ""
         self._newest = 0
         """The last step that was ordered, or that all ranks went back to."""
+        self._loaded: int | None = None
+        """The step that all ranks went back to, -1 for none; None before they have."""
         self._newest_due = -1
         self._due: _Due | None = None
         """What has not been ordered yet."""
@@ -84,7 +86,7 @@ class Handover:
         """
         self._epoch, self._due, self._ordered = None, None, {}
         self._rank = place.rank
-        self._newest, self._newest_due = 0, -1
+        self._newest, self._newest_due, self._loaded = 0, -1, None
         nonce = gather([[secrets.randbits(62)]], 1)[0][0][0]
         job = hashlib.sha256(os.environ.get("TORCHELASTIC_RUN_ID", "").encode()).hexdigest()[:32]
         epoch = Epoch(self._settings.folder.absolute(), job, place.iteration, place.term, nonce)
@@ -101,12 +103,13 @@ class Handover:
     def loaded(self, step: int | None) -> None:
         """All ranks went back to this step."""
         self._newest = 0 if step is None else step
+        self._loaded = -1 if step is None else step
 
     def told(self) -> OnDisk | None:
         """Return what rank 0 tells of the disk at the beginning of an iteration; None on other ranks."""
         if self._begun is None or self._rank != 0:
             return None
-        return on_disk(self._begun, self._settings.interval, problem=self._problem)
+        return on_disk(self._begun, self._settings.interval, problem=self._problem, at_most=self._loaded)
 
     def is_due(self, step: int) -> bool:
         """Return whether a step that is saved belongs on the disk: the first one in each interval that was saved."""
@@ -173,7 +176,7 @@ class Handover:
         settings, place = self._settings, due.place
         return WriteOrder(
             str(epoch.folder), epoch.job, epoch.term, epoch.iteration, epoch.nonce, due.step, place.rank,
-            place.world_size, "", 0, settings.keep, settings.interval,
+            place.world_size, "", 0, settings.keep, settings.interval, self._loaded,
         )  # fmt: skip
 
     def _give_up(self, epoch: Epoch, due: _Due, reason: str) -> None:

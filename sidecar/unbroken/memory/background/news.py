@@ -38,11 +38,16 @@ class DiskNews:
             self._client.tell(Measured(Measure.DIFFERS))
 
 
-def on_disk(epoch: Epoch, every: int, num_given_up: int = 0, problem: str = "") -> OnDisk:
-    """Look at the folder, and return what is told of it."""
+def on_disk(epoch: Epoch, every: int, num_given_up: int = 0, problem: str = "", at_most: int | None = None) -> OnDisk:
+    """Look at the folder, and return what is told of it.
+
+    `at_most`: steps after this one do not count. They are there, and the iteration did not go on from them: they cannot
+    be read, or are given up.
+    """
     newest = -1
     with contextlib.suppress(OSError):
-        newest = max(steps_on_disk(epoch.folder), default=-1)
+        steps = steps_on_disk(epoch.folder)
+        newest = max((step for step in steps if at_most is None or step <= at_most), default=-1)
     return OnDisk(epoch.term, epoch.iteration, every, newest, num_given_up, _short(problem))
 
 

@@ -36,6 +36,8 @@ class WriteOrder:
     """Whole checkpoints that stay."""
     every: int
     """At most so many steps lie between two orders."""
+    loaded: int | None = None
+    """The step that all ranks went back to, -1 for none; None: not known."""
     given_up: str = ""
     """Why this rank has nothing to write of the step. No descriptors come with it, and nothing is answered."""
 

@@ -5,6 +5,7 @@ order ──> has ──> plan ──> bytes out of the slot, verified ──> s
 rank 0:   all have ┘                                                    all parts ──────┴──> whole
 """
 
+import fcntl
 import json
 import logging
 import os
@@ -22,7 +23,7 @@ from unbroken.memory.background.orders import TAKEN, WriteOrder, receive
 from unbroken.memory.background.parts import write_part
 from unbroken.memory.background.plans import describe
 from unbroken.memory.background.publishing import Publisher, digest, innermost
-from unbroken.memory.sources import DiffersError, Source, UnreadableError, adopt_source
+from unbroken.memory.sources import DiffersError, NoDigestsError, Source, adopt_source
 from unbroken_core.pod.memory_messages import MAX_MEASURED_S
 from unbroken_core.vocabulary.errors import WireError
 
@@ -31,14 +32,44 @@ logger = logging.getLogger(__name__)
 Json = dict[str, Any]
 _LOOK_S = 0.2
 PLAN_S = 60.0
-"""How long a rank waits for all others to say what they have. Its slot is not written meanwhile."""
+"""How long a rank waits for all others to say what they have."""
+_HOLD_S = 5.0
+"""How long its slot is not written meanwhile. Ranks that are late save on: soon no step in memory is that of all."""
 _DIGESTS_S = 120.0
 _LINGER_S = 60.0
 """How long the process of rank 0 waits for parts of others once its worker has ended."""
 
 
+_OVERWRITTEN = "its slot was written again, or void, before it was read"
+
+
 class NotWrittenError(Exception):
     """A part was not written; the message says why."""
+
+
+class _Loan:
+    """The worker's slot: kept from being written, but not for long before it is read."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._until_s = time.monotonic() + _HOLD_S
+        self._is_kept = True
+
+    def wait(self, seconds: float) -> None:
+        """Wait a little; let the worker write the slot if that has come to too long."""
+        if self._is_kept and time.monotonic() > self._until_s:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self._is_kept = False
+        time.sleep(seconds)
+
+    def keep(self, source: Source) -> None:
+        """Keep it until it is read. Raises NotWrittenError: it was written meanwhile."""
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise NotWrittenError(_OVERWRITTEN) from None
+        if not source.is_sealed():
+            raise NotWrittenError(_OVERWRITTEN)
 
 
 class DiskWriter:
@@ -49,6 +80,7 @@ class DiskWriter:
         self._connection = connection
         self._news = DiskNews(folder)
         self._every = 1
+        self._loaded: int | None = None
         self._told: tuple[int, int, str] | None = None
         self._said: tuple[type[Exception], int | None] | None = None
         """The last problem of the folder that was logged."""
@@ -109,12 +141,16 @@ class DiskWriter:
         with os.fdopen(os.dup(descriptors[1]), "rb") as file:
             file.seek(0)
             names = json.load(file)
-        with _opened(order, descriptors[0]) as source:
+        loan = _Loan(descriptors[0])
+        with _opened(order, descriptors[0], loan) as source:
+            # Else what is read may be another checkpoint, which is no fault of the memory.
+            loan.keep(source)
             has = describe(source.layout.entries, list(source.objects), names)
             content = write_json(epoch.work / "has" / f"{order.rank}.json", has)
-            plan = self._wait_for(lambda: _read_plan(epoch, order, digest(content)), PLAN_S, "other ranks")
+            plan = self._wait_for(lambda: _read_plan(epoch, order, digest(content)), PLAN_S, "other ranks", loan)
             if plan["indices"] is None:
                 raise NotWrittenError(str(plan["problem"]))
+            loan.keep(source)
             folder = epoch.parts(order.step)
             folder.mkdir(exist_ok=True)
             rows = write_part(source, has, plan["indices"], folder, order.rank)
@@ -146,7 +182,7 @@ class DiskWriter:
     def _enter(self, epoch: Epoch, order: WriteOrder) -> None:
         if why_void := epoch.why_void():
             raise NotWrittenError(why_void)
-        self._epoch, self._every = epoch, order.every
+        self._epoch, self._every, self._loaded = epoch, order.every, order.loaded
         self._publisher = Publisher(epoch, order.world_size, order.keep) if order.rank == 0 else None
 
     def _publish(self) -> None:
@@ -174,7 +210,8 @@ class DiskWriter:
         if self._epoch is None or state == self._told:
             return
         self._told = state
-        found = on_disk(self._epoch, self._every, publisher.num_given_up, publisher.problem)
+        at_most = None if self._loaded is None else max(self._loaded, publisher.newest)
+        found = on_disk(self._epoch, self._every, publisher.num_given_up, publisher.problem, at_most)
         is_ours = found.step == publisher.newest >= 0
         age_s = min(time.monotonic() - publisher.newest_at_s, MAX_MEASURED_S)
         self._news.tell(found, age_s if is_ours else -1.0)
@@ -184,7 +221,7 @@ class DiskWriter:
         if self._epoch is not None and self._publisher is not None:
             self._epoch.sweep()
 
-    def _wait_for(self, look: Callable[[], Json | None], seconds: float, whom: str) -> Json:
+    def _wait_for(self, look: Callable[[], Json | None], seconds: float, whom: str, loan: _Loan) -> Json:
         until_s = time.monotonic() + seconds
         while True:
             self._publish()
@@ -193,7 +230,7 @@ class DiskWriter:
                 return found
             if time.monotonic() > until_s:
                 raise NotWrittenError(f"waited {seconds:.0f} s for {whom}")
-            time.sleep(_LOOK_S)
+            loan.wait(_LOOK_S)
 
     def _release(self, descriptors: list[int]) -> None:
         """Let the worker write the slot again, and order the next one."""
@@ -212,17 +249,17 @@ class DiskWriter:
 
 
 @contextmanager
-def _opened(order: WriteOrder, descriptor: int) -> Iterator[Source]:
+def _opened(order: WriteOrder, descriptor: int, loan: _Loan) -> Iterator[Source]:
     """Open a slot once its keeper has digested it."""
     until_s = time.monotonic() + _DIGESTS_S
     while True:
         try:
             source = adopt_source(Path(order.path), descriptor, order.serial)
             break
-        except UnreadableError:
+        except NoDigestsError:
             if time.monotonic() > until_s:
                 raise
-        time.sleep(0.05)
+        loan.wait(0.05)
     try:
         yield source
     finally:

@@ -211,7 +211,7 @@ def test_an_order_without_its_slot_or_with_one_too_many_is_refused(
     epoch: Epoch, given_up: str, num_descriptors: int, wanted: int
 ) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    order = WriteOrder(str(epoch.folder), "job", 1, 0, 7, 10, 3, 4, "", 0, 3, 10, given_up)
+    order = WriteOrder(str(epoch.folder), "job", 1, 0, 7, 10, 3, 4, "", 0, 3, 10, given_up=given_up)
     descriptors = [os.memfd_create("file") for _ in range(num_descriptors)]
     with ours, theirs:
         send(ours, order, descriptors)
