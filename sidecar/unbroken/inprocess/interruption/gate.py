@@ -31,6 +31,12 @@ also be a script's own retry loop, which never ends."""
 HOLD_S = 5.0
 """How long a main thread that is interrupted waits for the abort. It may have what an abort needs: a lock of logging's,
 say."""
+IMPORT_S = 10.0
+"""How long an import is left alone. What is half imported stays so for good: each later import of it fails. But the
+whole training may run in one."""
+_IMPORT_INTERVAL_S = 0.1
+"""Pause between two signals meanwhile."""
+_IMPORT = "<frozen importlib._bootstrap>"
 _UNRAISABLE = frozenset({"__del__"})
 """Functions that no exception can leave: Python prints and drops it."""
 
@@ -74,6 +80,8 @@ class Gate:
         self._is_freed.set()
         self.is_held = False
         """Whether the main thread waits for the end of an abort."""
+        self._is_importing = False
+        """Whether the last signal came into an import."""
         self._atomic = AtomicSection(self)
 
     def install(self) -> None:
@@ -106,6 +114,7 @@ class Gate:
         self._num_raised = 0
         self._does_trace = False
         self.swallowed_at = ""
+        self._is_importing = False
 
     def run(self, function: Callable[[], Any]) -> FunctionOutcome:
         """Call the function with the gate open."""
@@ -167,7 +176,8 @@ class Gate:
             if not free():
                 return
             is_swallowed = self._num_raised >= MAX_POLITE_RAISES
-            interval_s = FIRST_INTERVAL_S if is_swallowed else min(interval_s * 2, LONGEST_INTERVAL_S)
+            longest_s = _IMPORT_INTERVAL_S if self._is_importing else LONGEST_INTERVAL_S
+            interval_s = FIRST_INTERVAL_S if is_swallowed else min(interval_s * 2, longest_s)
 
     def atomic(self) -> "AtomicSection":
         """Hold off the end of the iteration; entering raises RankShouldRestart if it has begun."""
@@ -199,6 +209,9 @@ class Gate:
         if not is_swallowed and self._is_cleaning_up(sys.exc_info()[1]):
             return
         self._wait_for_abort()
+        self._is_importing = time.monotonic() - self._leaving_since_s < IMPORT_S and is_importing(frame)
+        if self._is_importing:
+            return
         if is_swallowed:
             self._strike_again_in_handlers(frame)
         if self._num_raised == 1 and frame is not None:
@@ -267,6 +280,15 @@ def _is_on_its_way(handled: BaseException | None) -> bool:
             return True
         seen.add(id(handled))
         handled = handled.__context__
+    return False
+
+
+def is_importing(frame: FrameType | None) -> bool:
+    """Return whether an import is under way in the function."""
+    while frame is not None and frame.f_code is not Gate.run.__code__:
+        if frame.f_code.co_filename == _IMPORT:
+            return True
+        frame = frame.f_back
     return False
 
 

@@ -1,16 +1,19 @@
 """While collectives are aborted, nothing of the function runs on what they leave, and nothing of it is saved."""
 
 import ctypes
+import importlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from tests.waiting import wait_until
 
 from unbroken.inprocess.interruption import gate as gates
-from unbroken.inprocess.interruption.gate import Gate, RankShouldRestart
+from unbroken.inprocess.interruption.gate import FunctionOutcome, Gate, RankShouldRestart
 from unbroken.standstill import Standstill
 
 
@@ -188,3 +191,90 @@ def test_iteration_is_spoilt_by_an_abort_until_the_next_begins() -> None:
         standstill.spoil()
         seen.append(standstill.is_spoilt)
     assert seen == [False, True, False, True]
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package whose import waits for a file, after it has imported a module of its own that refers to it."""
+    folder = tmp_path / "slow_import"
+    folder.mkdir()
+    (folder / "inner.py").write_text("import slow_import\n")
+    (folder / "__init__.py").write_text(
+        "import time\n"
+        "from pathlib import Path\n"
+        "import slow_import.inner\n"
+        "(Path(__file__).parent / 'begun').touch()\n"
+        "while not (Path(__file__).parent / 'go').exists():\n"
+        "    time.sleep(0.01)\n"
+        "ready = slow_import.inner\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield folder
+    for name in [name for name in sys.modules if name.split(".")[0] == folder.name]:
+        del sys.modules[name]
+
+
+def end_amid_import(gate: Gate, package: Path, num_signals: int) -> None:
+    """End the iteration while the package is imported; let the import go on after so many signals."""
+    wait_until((package / "begun").exists, "an import to begin")
+    gate.leave("over")
+    left = iter(range(num_signals))
+
+    def free() -> bool:
+        if next(left, None) is None:
+            (package / "go").touch()
+        return True
+
+    gate.force_out(free)
+
+
+def test_an_import_is_not_interrupted_and_the_function_leaves_after_it(gate: Gate, package: Path) -> None:
+    """As torch's compiler, which `fully_shard` imports: half imported, it failed for good."""
+    rounds = 0
+
+    def train() -> None:
+        nonlocal rounds
+        importlib.import_module(package.name)
+        while True:
+            rounds += 1
+
+    thread = beside(lambda: end_amid_import(gate, package, 3))
+    outcome = gate.run(train)
+    thread.join()
+    assert isinstance(outcome.error, RankShouldRestart)
+    (package / "go").touch()
+    assert importlib.import_module(package.name).ready
+    assert not gate.swallowed_at
+
+
+def test_a_training_that_is_an_import_is_interrupted_after_a_while(
+    gate: Gate, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates, "IMPORT_S", 0.1)
+    thread = beside(lambda: end_amid_import(gate, package, 1_000_000))
+    outcome = gate.run(lambda: importlib.import_module(package.name))
+    thread.join()
+    assert isinstance(outcome.error, RankShouldRestart)
+
+
+def test_a_training_that_an_import_began_is_interrupted_at_once(gate: Gate, package: Path) -> None:
+    """A script that is imported calls the wrapped function."""
+    (package / "inner.py").write_text("import gate_of_test\ngate_of_test.run()\n")
+    seen: list[FunctionOutcome] = []
+
+    def train() -> None:
+        (package / "begun").touch()
+        while True:
+            pass
+
+    script = ModuleType("gate_of_test")
+    script.__dict__["run"] = lambda: seen.append(gate.run(train))
+    sys.modules[script.__name__] = script
+    (package / "go").touch()
+    thread = beside(lambda: end_amid_import(gate, package, 0))
+    try:
+        importlib.import_module(package.name)
+    finally:
+        del sys.modules[script.__name__]
+    thread.join()
+    assert isinstance(seen[0].error, RankShouldRestart)
