@@ -15,7 +15,7 @@ from tests.waiting import LIMIT_S, wait_until
 from unbroken.inprocess.abort import AbortTorchDistributed
 from unbroken.inprocess.state import FrozenState, Mode
 from unbroken.inprocess.torch_state import flight_recorder
-from unbroken.inprocess.torch_state.group_states import Groups, read_groups
+from unbroken.inprocess.torch_state.group_states import Groups, begin_iteration, read_groups
 from unbroken.inprocess.torch_state.groups import take_groups
 from unbroken_core.protocol.messages import GroupState
 
@@ -122,6 +122,47 @@ def test_what_is_sent_and_received_counts_as_no_collective(tmp_path: Path, monke
         peer.kill()
         peer.wait()
         take_groups()
+
+
+SENT_FIRST = """
+import sys
+import torch
+import torch.distributed as dist
+store = torch._C._distributed_c10d.FileStore(sys.argv[1], 2)
+dist.init_process_group("gloo", store=store, rank=1, world_size=2)
+for _ in range(2):
+    dist.recv(torch.ones(1), 0)
+sys.stdin.readline()
+dist.all_reduce(torch.ones(4))
+"""
+
+
+@pytest.mark.usefixtures("reduced")
+def test_collectives_of_a_group_before_are_not_taken_for_those_of_one_that_has_only_sent_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers that gloo counts do not show it, and the groups of each iteration have the same names."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    name = name_of_world()
+    wait_recorded(Groups(1, 1, (GroupState(name, "0", 1, -1, "", ("all_reduce Float[3]",)),)))
+    take_groups()
+    begin_iteration()
+    path = str(tmp_path / "store")
+    with subprocess.Popen([sys.executable, "-c", SENT_FIRST, path], stdin=subprocess.PIPE) as peer:
+        try:
+            store = torch._C._distributed_c10d.FileStore(path, 2)
+            dist.init_process_group("gloo", store=store, rank=0, world_size=2, group_name=name)
+            for _ in range(2):
+                dist.send(torch.ones(1), 1)
+            assert read_groups() == Groups(-1, 1)
+            assert peer.stdin is not None
+            peer.stdin.write(b"go on\n")
+            peer.stdin.flush()
+            dist.all_reduce(torch.ones(4))
+            wait_recorded(Groups(3, 1, (GroupState(name, "0-1", 1, -1, "", ("all_reduce Float[4]",)),)))
+            assert peer.wait(LIMIT_S) == 0
+        finally:
+            peer.kill()
 
 
 @pytest.mark.usefixtures("reduced")

@@ -45,6 +45,7 @@ from unbroken.inprocess.pod.environment import PodContext, export, survive_nccl_
 from unbroken.inprocess.pod.link import AgentLink, AgentOrders
 from unbroken.inprocess.pod.progress import ProgressSlot
 from unbroken.inprocess.state import FrozenState, Mode, State
+from unbroken.inprocess.torch_state import group_states
 from unbroken.inprocess.torch_state.groups import take_groups
 from unbroken.inprocess.torch_state.leftovers import Leftovers
 from unbroken.inprocess.torch_state.renewal import RankLayout, TorchState
@@ -307,6 +308,7 @@ class WrappedCall:
 
         self._gate.reset()
         self._inner_calls.begin_iteration()
+        group_states.begin_iteration()
         self._is_pinged = False
         self._step_hold.begin(self._iteration)
         self._progress.hold()

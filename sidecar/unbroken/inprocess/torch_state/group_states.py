@@ -6,6 +6,7 @@ of ours is begun. What torch does not tell is left out, and said to be unknown; 
 
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -19,11 +20,15 @@ logger = logging.getLogger(__name__)
 
 MAX_RECORDS = 4096
 """Of a flight recorder that is read: 2,000, torch's default, take 40-64 ms, in which no thread of Python runs."""
+_RECORDS = 2000
+"""What torch keeps where its environment says nothing."""
 _SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 _OF_ONE_SIZE = ("all_reduce", "broadcast", "reduce")
 """Operations to which all ranks must bring the same type and size."""
 _MAX_NAME = 64
+_last_before = [-1]
+"""The newest group with a record when the iteration began, by torch's number: groups before had the same names."""
 
 
 class Groups(NamedTuple):
@@ -35,6 +40,20 @@ class Groups(NamedTuple):
     """0: not known."""
     states: tuple[GroupState, ...] = ()
     """Of each of them whose number is known, the last used ones first where they are many."""
+
+
+def begin_iteration() -> None:
+    """Forget what was recorded of groups so far: those of the next iteration are new ones."""
+    c10d: Any = sys.modules.get("torch._C._distributed_c10d")
+    dump = getattr(c10d, _DUMPS[0], None)
+    if dump is None:
+        return
+    try:
+        groups = json.loads(dump(includeCollectives=False, onlyActive=False)).get("pg_status") or {}
+        _last_before[0] = max(map(int, groups), default=-1)
+    except Exception as error:
+        # As in read_groups.
+        logger.warning("groups so far not read: error=%r", error)
 
 
 def read_groups() -> Groups:
@@ -50,7 +69,9 @@ def read_groups() -> Groups:
         # Another torch, or a backend that does not count.
         return Groups()
     try:
-        return Groups(sequence, num_groups, _states(world))
+        states = _states(world)
+        is_counted = default is None or any(each.name == str(world.pg_names[default]) for each in states)
+        return Groups(sequence if is_counted else -1, num_groups, states)
     except Exception as error:
         # Another torch than the ones that this was written for must not cost the place where the thread stands.
         logger.warning("collectives not read: error=%r", error)
@@ -61,9 +82,12 @@ def _states(world: Any) -> tuple[GroupState, ...]:
     records = _records()
     newest = {name: number for number, name in enumerate(records)}
     states = []
-    for group in list(world.pg_map):
+    is_recorded = _does_record_gloo()
+    for group, (backend, _store) in list(world.pg_map.items()):
         name = str(world.pg_names[group])
         begun = int(group._get_sequence_number_for_group())
+        if is_recorded and begun and name not in records and "gloo" in backend:
+            continue  # It may have begun nothing but sends, or its records are gone.
         state = _state(name, world.pg_group_ranks[group], begun, records.get(name, ()))
         if 0 <= state.begun <= MAX_NUMBER and len(name) <= _MAX_NAME:
             states.append(state)
@@ -112,7 +136,8 @@ def _records() -> dict[str, list[Mapping[str, Any]]]:
     found: dict[str, list[Mapping[str, Any]]] = {}
     for text in _dumps():
         for record in json.loads(text).get("entries") or ():
-            if not record.get("is_p2p") and record.get("process_group"):
+            is_before = "gloo" in str(record.get("profiling_name")) and record.get("pg_id", math.inf) <= _last_before[0]
+            if not is_before and not record.get("is_p2p") and record.get("process_group"):
                 name = str(record["process_group"][0])
                 records = found.pop(name, [])
                 found[name] = records
@@ -129,7 +154,13 @@ def _dumps() -> list[str | bytes]:
     return [dump(includeCollectives=True, onlyActive=False) for dump in dumps]
 
 
+def _does_record_gloo() -> bool:
+    """Return whether each collective of gloo is recorded, and read: older torch keeps those of NCCL only."""
+    c10d: Any = sys.modules.get("torch._C._distributed_c10d")
+    return hasattr(c10d, _DUMPS[0]) and 0 < _num_records() <= MAX_RECORDS
+
+
 def _num_records() -> int:
     """Return how many records torch keeps at most, as its environment says; what is no number, torch refuses itself."""
     sizes = [os.environ.get(name, "") for name in _SIZES]
-    return max((int(size) for size in sizes if size.isdecimal()), default=0)
+    return max((int(size) for size in sizes if size.isdecimal()), default=_RECORDS)
