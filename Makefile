@@ -144,6 +144,7 @@ nightly: $(STAMP) $(FRAMEWORKS)/.setup-done .cache/frameworks-older/.setup-done 
 	UNBROKEN_LOOPS=300 $(PYTEST) -n 2 tests/simulation/test_control_loop.py --junitxml=$(NIGHTLY)-loop.xml || code=1; \
 	UNBROKEN_TEST_KUBECONFIGS= $(PYTEST) -n 3 tests/e2e -m 'not cluster' --junitxml=$(NIGHTLY)-e2e.xml || code=1; \
 	UNBROKEN_RANDOM_TRAININGS=200 $(FRAMEWORKS)/bin/python -m pytest -n 2 tests/integrations/test_random_trainings.py --junitxml=$(NIGHTLY)-random.xml || code=1; \
+	UNBROKEN_RANDOM_LOOPS=30 $(FRAMEWORKS)/bin/python -m pytest -n 2 tests/integrations/test_random_loops.py --junitxml=$(NIGHTLY)-random-loops.xml || code=1; \
 	.cache/frameworks-older/bin/python -m pytest -n 2 tests/integrations --ignore tests/integrations/test_torchtitan.py -m 'integrations and not soak' -k 'not torchtitan' --junitxml=$(NIGHTLY)-older.xml || code=1; \
 	$(TORCHTITAN)/bin/python -m pytest -n 2 tests/integrations/test_torchtitan.py -m nightly --junitxml=$(NIGHTLY)-torchtitan.xml || code=1; \
 	exit $$code
