@@ -212,7 +212,7 @@ class Checkpointer:
                 self._handover.begin(place)
             except OSError as error:
                 logger.error("no checkpoints are written to the disk: %s", error)
-        seen = common_steps(self._disk, _given_up(self._disk, place.restore))
+        seen = common_steps(self._disk, _given_up(self._disk, place.restore), self._is_foreign)
         steps = seen.steps
         problem: CheckpointException | None = None
         refused: list[tuple[int, str]] = []
@@ -233,6 +233,12 @@ class Checkpointer:
                 _tell_keeper(arena, restoration.load(LoadSource.DISK, _moment(self._disk, step), refused))
                 return "disk", step
             refused.append((step, f"on the disk: {_in_short(problem)}"))
+
+    def _is_foreign(self, step: int) -> bool:
+        """Return whether a step on the disk is that of a job which has begun in this one's folder."""
+        intruder = "" if self._handover is None else self._handover.intruder
+        mark = read_mark(self._disk.path(step)) if intruder and isinstance(self._disk, DcpFolder) else None
+        return mark is not None and mark.get("job") == intruder
 
     def _from_memory(
         self,

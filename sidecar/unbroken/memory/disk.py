@@ -5,7 +5,7 @@ import logging
 import os
 import re
 import zlib
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -28,6 +28,8 @@ _NAME = re.compile(r"step-([0-9]{1,18})")
 _ZIP_BEGINS = b"PK\x03\x04"
 _READ_BYTES = 1 << 20
 _MAX_LAG = 1 << 60
+_FOREIGN = 2
+"""In place of whether a step is given up."""
 _MAX_LOST = 1000
 """Names that a rank looks for on the others; with more it has a part of the model, as in a pipeline."""
 
@@ -157,10 +159,13 @@ class SeenSteps:
         return self.steps[0] - self.lag if self.steps and self.steps[0] not in self.given_up else None
 
 
-def common_steps(disk: Disk | None, given_up: Collection[int] = ()) -> SeenSteps:
+def common_steps(
+    disk: Disk | None, given_up: Collection[int] = (), is_foreign: Callable[[int], bool] = lambda step: False
+) -> SeenSteps:
     """Return the steps that all ranks see on the disk. A collective of all ranks.
 
-    `given_up`: after which the training has failed again and again, as this rank was told.
+    `given_up`: after which the training has failed again and again, as this rank was told. `is_foreign`: whether this
+    rank knows a step as that of another job, with which this one shares its folder by mistake.
     """
     own: list[int] = []
     problem = ""
@@ -169,7 +174,8 @@ def common_steps(disk: Disk | None, given_up: Collection[int] = ()) -> SeenSteps
     except OSError as error:
         problem = f"checkpoints on the disk cannot be listed: {error}"
     lag = max(min(int(getattr(disk, "lag", 0)), _MAX_LAG), 0)
-    rows = gather([[int(not problem), lag], *([step, int(step in given_up)] for step in own)], 2)
+    marks = {step: _FOREIGN if is_foreign(step) else int(step in given_up) for step in own}
+    rows = gather([[int(not problem), lag], *([step, mark] for step, mark in marks.items())], 2)
     seen = [{step for step, _ in of_rank[1:]} for of_rank in rows]
     common = set.intersection(*seen)
     newest = max(set().union(*seen), default=-1)
@@ -179,9 +185,13 @@ def common_steps(disk: Disk | None, given_up: Collection[int] = ()) -> SeenSteps
     if not problem and newest > max(common, default=-1):
         lacking = [rank for rank, steps in enumerate(seen) if newest not in steps]
         problem = f"step {newest} is on the disk, and rank {lacking[0]} does not see it: all ranks need the same folder"
+    foreign = {step for of_rank in rows for step, mark in of_rank[1:] if mark == _FOREIGN} & common
+    if foreign and not problem:
+        problem = f"step {max(foreign)} is of another job, which has begun in this folder since this one did"
+    common -= foreign
     if problem:
         logger.warning("checkpoint on the disk not used: %s", problem)
-    avoided = frozenset(step for of_rank in rows for step, is_given_up in of_rank[1:] if is_given_up) & common
+    avoided = frozenset(step for of_rank in rows for step, mark in of_rank[1:] if mark) & common
     for step in sorted(avoided):
         logger.warning("checkpoint on the disk not used: step=%d: the training failed after it again and again", step)
     steps = sorted(common, key=lambda step: (step not in avoided, step), reverse=True)

@@ -1,6 +1,7 @@
 """Checkpoints on the disk that cannot be read: all ranks take an older one, in memory or on the disk, or fail."""
 
 import gc
+import json
 import os
 import shutil
 import socket
@@ -16,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from unbroken.memory import Checkpointer, checkpointer
-from unbroken.memory.background.epochs import MARK
+from unbroken.memory.background.epochs import MARK, Epoch
 from unbroken.memory.disk import DcpFolder
 from unbroken_core.protocol import wire
 from unbroken_core.vocabulary.checkpoints import Candidate, Load, LoadSource, Restore
@@ -185,6 +186,40 @@ def test_a_step_that_was_given_up_is_not_taken_from_the_disk_either(
     monkeypatch.setenv("UNBROKEN_RESTORE", wire.encode(restore))
     pod.be(iteration=3)
     assert Checkpointer(disk=folder).load({"w": torch.zeros(100)}) == step
+
+
+@pytest.mark.parametrize(("in_memory", "before", "step"), [((), (), None), ((), (5,), 5), ((15,), (), 15)])
+def test_a_job_never_goes_on_from_what_another_one_has_written_meanwhile(
+    pod: LivePod,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    in_memory: tuple[int, ...],
+    before: tuple[int, ...],
+    step: int | None,
+) -> None:
+    """Two jobs with one folder, by mistake. Before, it went on from the other's weights, with a line in the log."""
+    pod.start()
+    folder, state = saved(tmp_path / "disk", *before), {"w": torch.zeros(100)}
+    checkpointer = Checkpointer(disk=folder, disk_every=100)
+    assert checkpointer.load(state) == max(before, default=None)
+    for one in in_memory:
+        checkpointer.save({"w": torch.full((100,), float(one))}, one)
+    other = Epoch(folder, "b" * 32, iteration=7, term=1, nonce=9)
+    other.begin()
+    saved(folder, 200)
+    (folder / "step-200" / MARK).write_text(json.dumps(other.mark))
+    pod.be(iteration=1)
+    again = Checkpointer(disk=folder, disk_every=100)
+    if step is None:
+        with pytest.raises(CheckpointException, match=r"step 200 is of another job.*to begin anew would lose"):
+            again.load(state)
+    else:
+        assert again.load(state) == step
+    assert "another job has begun in this folder since this one did" in caplog.text
+    assert not other.why_void(), "the other one trains on"
+    # A run that begins anew goes on from the newest.
+    pod.be(iteration=0)
+    assert Checkpointer(disk=folder, disk_every=100).load(state) == 200
 
 
 def answers_of(folders: list[Path]) -> list[str]:

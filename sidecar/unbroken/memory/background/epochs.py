@@ -29,6 +29,10 @@ MARK: Final = "unbroken.json"
 _PART: Final = ".part"
 _VOID: Final = "void-"
 _STEP: Final = "step-"
+_JOB: Final = "job"
+"""Says which job an epoch is of."""
+_JOBS: Final = "jobs"
+"""Folder with the name of each job that has begun here."""
 _FAILED: Final = "failed"
 _MARK_NAME = re.compile("([0-9]{1,19})-([0-9]{1,7})")
 _MAX_MARKS, _MAX_SEEN = 64, 10_000
@@ -81,13 +85,31 @@ class Epoch:
         """Void what other iterations have not made whole, and begin. Each rank may do it. Raises OSError."""
         root = self.folder / WORK
         root.mkdir(parents=True, exist_ok=True)
-        with os.scandir(root) as entries:
-            others = [Path(entry.path) for entry in entries if not entry.name.startswith(_VOID)]
-        for other in others:
-            if other.name != self.name:
-                self.void(other)
+        for other in self._others():
+            self.void(other)
         for part in ("has", "plan", _FAILED):
             (self.work / part).mkdir(parents=True, exist_ok=True)
+        for path in (self.work / _JOB, root / _JOBS / self.job):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(self.job)
+
+    def intruder(self) -> str:
+        """Return the job that has begun in this folder since this one did; "" where none is known."""
+        if not (self.folder / WORK / _JOBS / self.job).exists():
+            return ""
+        for other in self._others():
+            with contextlib.suppress(OSError, ValueError):
+                job = (other / _JOB).read_text()[:64]
+                if job != self.job:
+                    return job
+        return ""
+
+    def _others(self) -> list[Path]:
+        """Return the folders of other epochs. Raises OSError."""
+        with os.scandir(self.folder / WORK) as entries:
+            names = [entry.name for entry in entries]
+        kept = (self.name, _JOBS)
+        return [self.folder / WORK / name for name in names if name not in kept and not name.startswith(_VOID)]
 
     @property
     def mark(self) -> dict[str, Any]:

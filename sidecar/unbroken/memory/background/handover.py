@@ -29,6 +29,7 @@ Names = Mapping[str, Sequence[Any]]
 _LOOK_S = 0.1
 _MOST_ORDERED = 64
 _QUICK_S, _MOST_QUICK = 60.0, 3
+INTRUDED = "another job has begun in this folder since this one did; give each a folder of its own"
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class Handover:
         self._ordered: dict[int, _Child] = {}
         """By step, who was ordered to write it."""
         self._rank = 0
+        self.intruder = ""
+        """Another job that has begun in the folder since this one did, as this rank sees it."""
 
     def begin(self, place: WorkerInfo) -> None:
         """Void what earlier iterations have not made whole, before anybody looks for it. A collective of all ranks.
@@ -87,11 +90,19 @@ class Handover:
         self._epoch, self._due, self._ordered = None, None, {}
         self._rank = place.rank
         self._newest, self._newest_due, self._loaded = 0, -1, None
-        nonce = gather([[secrets.randbits(62)]], 1)[0][0][0]
         job = hashlib.sha256(os.environ.get("TORCHELASTIC_RUN_ID", "").encode()).hexdigest()[:32]
-        epoch = Epoch(self._settings.folder.absolute(), job, place.iteration, place.term, nonce)
+        epoch = Epoch(self._settings.folder.absolute(), job, place.iteration, place.term, secrets.randbits(62))
+        self.intruder = ""
+        # A run that begins anew takes what is there, whoever has made it.
+        if place.iteration > 0:
+            with contextlib.suppress(OSError):
+                self.intruder = epoch.intruder()
+        rows = gather([[epoch.nonce, int(bool(self.intruder))]], 2)
+        epoch = replace(epoch, nonce=rows[0][0][0])
         self._begun, self._problem = epoch, ""
         try:
+            if any(is_seen for ((_nonce, is_seen),) in rows):
+                raise OSError(INTRUDED)
             epoch.begin()
         except OSError as error:
             self._problem = f"rank {place.rank}: {error}"
