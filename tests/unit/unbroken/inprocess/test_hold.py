@@ -228,8 +228,11 @@ def end_amid_import(gate: Gate, package: Path, num_signals: int) -> None:
     gate.force_out(free)
 
 
-def test_an_import_is_not_interrupted_and_the_function_leaves_after_it(gate: Gate, package: Path) -> None:
+def test_an_import_is_not_interrupted_and_the_function_leaves_after_it(
+    gate: Gate, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As torch's compiler, which `fully_shard` imports: half imported, it failed for good."""
+    monkeypatch.setattr(gates, "IMPORT_S", 300.0)
     rounds = 0
 
     def train() -> None:
