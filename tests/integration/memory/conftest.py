@@ -13,11 +13,25 @@ from tests.waiting import wait_until
 
 from unbroken.keeper.digests import read_digests, read_slot_head
 from unbroken.memory import arena
+from unbroken.memory.background import handover
 from unbroken.standstill import standstill
 from unbroken_core.pod.memory_messages import KEEPER_SOCKET
 from unbroken_core.pod.memory_slots import Head, SlotState, digests_name
 from unbroken_core.protocol.settings import JobSettings
 from unbroken_core.protocol.wire import settings_to_json
+
+
+@pytest.fixture
+def own_writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the process that writes to the disk be this test's alone, and end with it."""
+    monkeypatch.setattr(handover._Process, "child", None)
+    monkeypatch.setattr(handover._Process, "num_quick", 0)
+    yield
+    child = handover._Process.child
+    if child is not None:
+        child.close()
+        child._process.kill()
+        child._process.wait()
 
 
 class LivePod:

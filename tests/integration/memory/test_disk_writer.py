@@ -25,26 +25,18 @@ from .test_checkpointer import contents, is_same, make_state, step_once
 
 LIMIT_S = 200.0
 # One process is enough to read what many have written.
-pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
-
-
-@pytest.fixture(autouse=True)
-def _no_child(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Each test has a writer of its own."""
-    monkeypatch.setattr(handover._Process, "child", None)
-    monkeypatch.setattr(handover._Process, "num_quick", 0)
-    yield
-    child = handover._Process.child
-    if child is not None:
-        child.close()
-        child._process.kill()
-        child._process.wait()
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    pytest.mark.usefixtures("own_writer"),
+]
 
 
 def writer() -> psutil.Process:
     """Return the process that writes."""
-    children = psutil.Process().children()
-    return next(one for one in children if "unbroken.memory.background" in one.cmdline())
+    child = handover._Process.child
+    assert child is not None
+    return psutil.Process(child._process.pid)
 
 
 def test_plain_torch_reads_what_was_written_in_the_background(pod: LivePod, tmp_path: Path) -> None:
