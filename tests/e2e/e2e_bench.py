@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.integration.operator.operator_bench import free_port
+from tests.ports import free_port
 from tests.waiting import LIMIT_S, eventually
 
 from unbroken_local.demo.observer import Observer

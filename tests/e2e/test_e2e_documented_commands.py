@@ -15,7 +15,7 @@ from typing import IO
 
 import pytest
 from tests.integration.cli import kubectl_standin
-from tests.integration.operator.operator_bench import free_port
+from tests.ports import free_port
 from tests.waiting import LIMIT_S, wait_until
 
 from unbroken_local.demo.processes import read_processes

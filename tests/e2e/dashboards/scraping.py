@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from tests.e2e.e2e_bench import Bench
 from tests.integration.chart.test_chart import CHART, rendered
-from tests.integration.operator.operator_bench import free_port
+from tests.ports import free_port
 from tests.waiting import LIMIT_S, eventually
 
 from unbroken_local.demo.tools import Service

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.clusters import kubeconfig_of
 from tests.integration.operator import operator_bench as tools
+from tests.ports import free_port
 from tests.waiting import eventually
 
 from unbroken_operator.api import layout
@@ -81,7 +82,7 @@ def test_kubectl_is_told_what_is_wrong_with_a_job_and_nobody_is_held_up_without_
                 assert await certificate() == first, "an upgrade keeps the certificate"
                 for file in ("tls.crt", "tls.key"):
                     (tmp_path / file).write_bytes(base64.b64decode(first[file]))
-                port = tools.free_port()
+                port = free_port()
                 await _redirect(made, f"{release}-webhook", port)
                 hook = {"service": {"name": f"{release}-webhook", "namespace": made.namespace, "port": port}}
                 stored = await made.kube.get(configuration)

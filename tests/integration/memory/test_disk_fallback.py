@@ -4,7 +4,6 @@ import gc
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.ports import free_port
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.serialization import get_crc32_options, set_crc32_options
@@ -24,7 +24,11 @@ from unbroken_core.vocabulary.checkpoints import Candidate, Load, LoadSource, Re
 
 from .conftest import LivePod
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    pytest.mark.usefixtures("own_writer"),
+]
 LIMIT_S = 280.0
 RANK = """
 import sys
@@ -224,9 +228,7 @@ def test_a_job_never_goes_on_from_what_another_one_has_written_meanwhile(
 
 def answers_of(folders: list[Path]) -> list[str]:
     """Return what ranks print that look into these folders."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", RANK, folder],

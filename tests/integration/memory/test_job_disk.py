@@ -1,13 +1,13 @@
 """Where a job says that its checkpoints are on the disk: all ranks take one place, whatever each was told."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from tests.ports import free_port
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from unbroken.memory.job_disk import JobDisk, read_job_disk
@@ -34,9 +34,7 @@ dist.destroy_process_group()
 
 def run(folder: Path, *told: dict[str, str]) -> list[str]:
     """Load on as many ranks, each told something of its own; return what each of them has then."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
     common["WORLD_SIZE"] = str(len(told))
     # Not by pipes: the processes that write to the disk would keep them open.
     files = [folder / f"rank-{rank}" for rank in range(len(told))]

@@ -6,9 +6,7 @@ import contextlib
 import datetime
 import itertools
 import os
-import random
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from tests.ports import free_port
 from tests.waiting import eventually
 
 from unbroken_core.conventions.tls import server_context
@@ -33,8 +32,6 @@ from unbroken_operator.decisions.objects.credentials import Certificates, certif
 JsonObject = dict[str, Any]
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _addresses = itertools.count(2)
-# In an order of this process' own, so that others that look at the same time seldom find the same.
-_ports = iter(random.sample(range(16384, 24576), 8192))
 
 
 class Bench:
@@ -233,18 +230,6 @@ async def install_crd(kube: Kube) -> None:
         return True
 
     await eventually(look, "an API server that serves jobs")
-
-
-def free_port() -> int:
-    """Return a port of 127.0.0.1 that was free just now, another one each time.
-
-    None of those from which the kernel takes one for every connection: it is listened at seconds later, or again.
-    """
-    while True:
-        port = next(_ports)
-        with socket.socket() as listening, contextlib.suppress(OSError):
-            listening.bind(("127.0.0.1", port))
-            return port
 
 
 class OperatorProcess:

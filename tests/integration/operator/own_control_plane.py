@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-
-from .operator_bench import free_port
+from tests.ports import free_port
 
 LOCAL_PORT = re.compile(r"(?<=127\.0\.0\.1:)\d+")
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.gpu.one_device import as_host, ranks_of_nccl
+from tests.ports import free_port
 
 BROKEN_HOST = Path(__file__).with_name("broken_host.py")
 LIMIT_S = 280.0
@@ -31,12 +31,6 @@ def environment(**more: str) -> dict[str, str]:
     """Return that of a host: nothing of a job's, and one thread, since all hosts share this machine."""
     ours = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "MASTER_ADDR")}
     return {**ours, "OMP_NUM_THREADS": "1", **more}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

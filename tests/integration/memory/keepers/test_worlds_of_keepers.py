@@ -2,13 +2,13 @@
 
 import os
 import re
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from tests.integration.inprocess.forked import MUCH_OF_TORCH, Forks
+from tests.ports import free_port
 
 from unbroken_core.pod.memory_slots import BLOCK_BYTES
 from unbroken_core.protocol import wire
@@ -45,8 +45,7 @@ def pods(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[KeeperPod]]:
 
 def run(what: str, folder: Path, kind: str, pods: Sequence[KeeperPod], restores: Sequence[Restore | None]) -> set[str]:
     """Run a world to its end, a rank in each pod; return what the ranks have written, but for the parts of each."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with closing(Forks(MUCH_OF_TORCH)) as forks:
         ranks = []
         for rank, (pod, restore) in enumerate(zip(pods, restores, strict=True)):
