@@ -52,7 +52,7 @@ def begin_iteration() -> None:
         groups = json.loads(dump(includeCollectives=False, onlyActive=False)).get("pg_status") or {}
         _last_before[0] = max(map(int, groups), default=-1)
     except Exception as error:
-        # As in read_groups.
+        # It is torch's own, and may change: no training fails by what only tells who hangs.
         logger.warning("groups so far not read: error=%r", error)
 
 

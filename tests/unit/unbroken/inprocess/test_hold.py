@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -193,43 +194,52 @@ def test_iteration_is_spoilt_by_an_abort_until_the_next_begins() -> None:
     assert seen == [False, True, False, True]
 
 
+class SlowPackage(NamedTuple):
+    """A package whose import waits, after it has imported a module of its own that refers to it."""
+
+    name: str
+    folder: Path
+    begun: threading.Event
+    go: threading.Event
+
+
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package whose import waits for a file, after it has imported a module of its own that refers to it."""
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowPackage]:
     folder = tmp_path / "slow_import"
     folder.mkdir()
     (folder / "inner.py").write_text("import slow_import\n")
     (folder / "__init__.py").write_text(
-        "import time\n"
-        "from pathlib import Path\n"
-        "import slow_import.inner\n"
-        "(Path(__file__).parent / 'begun').touch()\n"
-        "while not (Path(__file__).parent / 'go').exists():\n"
-        "    time.sleep(0.01)\n"
+        "import slow_import.inner, slow_import_events\n"
+        "slow_import_events.begun.set()\n"
+        "slow_import_events.go.wait()\n"
         "ready = slow_import.inner\n"
     )
+    made = SlowPackage(folder.name, folder, threading.Event(), threading.Event())
+    events = ModuleType("slow_import_events")
+    vars(events).update(begun=made.begun, go=made.go)
+    monkeypatch.setitem(sys.modules, events.__name__, events)
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield folder
+    yield made
     for name in [name for name in sys.modules if name.split(".")[0] == folder.name]:
         del sys.modules[name]
 
 
-def end_amid_import(gate: Gate, package: Path, num_signals: int) -> None:
+def end_amid_import(gate: Gate, package: SlowPackage, num_signals: int) -> None:
     """End the iteration while the package is imported; let the import go on after so many signals."""
-    wait_until((package / "begun").exists, "an import to begin")
+    wait_until(package.begun.is_set, "an import to begin")
     gate.leave("over")
     left = iter(range(num_signals))
 
     def free() -> bool:
         if next(left, None) is None:
-            (package / "go").touch()
+            package.go.set()
         return True
 
     gate.force_out(free)
 
 
 def test_an_import_is_not_interrupted_and_the_function_leaves_after_it(
-    gate: Gate, package: Path, monkeypatch: pytest.MonkeyPatch
+    gate: Gate, package: SlowPackage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As torch's compiler, which `fully_shard` imports: half imported, it failed for good."""
     monkeypatch.setattr(gates, "IMPORT_S", 300.0)
@@ -245,13 +255,13 @@ def test_an_import_is_not_interrupted_and_the_function_leaves_after_it(
     outcome = gate.run(train)
     thread.join()
     assert isinstance(outcome.error, RankShouldRestart)
-    (package / "go").touch()
+    package.go.set()
     assert importlib.import_module(package.name).ready
     assert not gate.swallowed_at
 
 
 def test_a_training_that_is_an_import_is_interrupted_after_a_while(
-    gate: Gate, package: Path, monkeypatch: pytest.MonkeyPatch
+    gate: Gate, package: SlowPackage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gates, "IMPORT_S", 0.1)
     thread = beside(lambda: end_amid_import(gate, package, 1_000_000))
@@ -260,20 +270,20 @@ def test_a_training_that_is_an_import_is_interrupted_after_a_while(
     assert isinstance(outcome.error, RankShouldRestart)
 
 
-def test_a_training_that_an_import_began_is_interrupted_at_once(gate: Gate, package: Path) -> None:
+def test_a_training_that_an_import_began_is_interrupted_at_once(gate: Gate, package: SlowPackage) -> None:
     """A script that is imported calls the wrapped function."""
-    (package / "inner.py").write_text("import gate_of_test\ngate_of_test.run()\n")
+    (package.folder / "inner.py").write_text("import gate_of_test\ngate_of_test.run()\n")
     seen: list[FunctionOutcome] = []
 
     def train() -> None:
-        (package / "begun").touch()
+        package.begun.set()
         while True:
             pass
 
     script = ModuleType("gate_of_test")
     script.__dict__["run"] = lambda: seen.append(gate.run(train))
     sys.modules[script.__name__] = script
-    (package / "go").touch()
+    package.go.set()
     thread = beside(lambda: end_amid_import(gate, package, 0))
     try:
         importlib.import_module(package.name)
