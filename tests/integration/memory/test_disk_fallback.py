@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from unbroken.memory import Checkpointer, checkpointer
-from unbroken.memory.background.epochs import MARK, Epoch
+from unbroken.memory.background.epochs import MARK, WORK, Epoch
 from unbroken.memory.disk import DcpFolder
 from unbroken_core.protocol import wire
 from unbroken_core.vocabulary.checkpoints import Candidate, Load, LoadSource, Restore
@@ -224,6 +224,20 @@ def test_a_job_never_goes_on_from_what_another_one_has_written_meanwhile(
     # A run that begins anew goes on from the newest.
     pod.be(iteration=0)
     assert Checkpointer(disk=folder, disk_every=100).load(state) == 200
+
+
+def test_what_is_no_word_of_another_job_names_none(tmp_path: Path) -> None:
+    """Anybody may write into a folder that is shared; a pipe would be waited for."""
+    own = Epoch(tmp_path, "a" * 32, iteration=0, term=1, nonce=9)
+    own.begin()
+    for number, content in enumerate((b"", b"[" * 100_000, b"7", b'"' + b"b" * (1 << 20) + b'"')):
+        (tmp_path / WORK / f"7-{number}-9").mkdir()
+        (tmp_path / WORK / f"7-{number}-9" / "job").write_bytes(content)
+    (tmp_path / WORK / "8-1-9").mkdir()
+    os.mkfifo(tmp_path / WORK / "8-1-9" / "job")
+    assert own.intruder() == ""
+    Epoch(tmp_path, "b" * 32, iteration=9, term=1, nonce=9).begin()
+    assert own.intruder() == "b" * 32
 
 
 def answers_of(folders: list[Path]) -> list[str]:

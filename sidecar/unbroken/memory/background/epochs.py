@@ -91,16 +91,17 @@ class Epoch:
             (self.work / part).mkdir(parents=True, exist_ok=True)
         for path in (self.work / _JOB, root / _JOBS / self.job):
             path.parent.mkdir(exist_ok=True)
-            path.write_text(self.job)
+            if not path.exists():
+                path.write_text(json.dumps(self.job))
 
     def intruder(self) -> str:
         """Return the job that has begun in this folder since this one did; "" where none is known."""
         if not (self.folder / WORK / _JOBS / self.job).exists():
             return ""
         for other in self._others():
-            with contextlib.suppress(OSError, ValueError):
-                job = (other / _JOB).read_text()[:64]
-                if job != self.job:
+            with contextlib.suppress(OSError, ValueError, RecursionError):
+                job = _read_small(other / _JOB)
+                if isinstance(job, str) and job != self.job:
                     return job
         return ""
 
