@@ -25,6 +25,8 @@ class StatusWriter:
         self._build = build
         self._written: Json | None = None
         self._written_version = 0
+        self._seen: dict[str, str] = {}
+        self._seen_version = 0
         self._touched = asyncio.Event()
         self._may_write = asyncio.Event()
         self._may_write.set()
@@ -37,11 +39,8 @@ class StatusWriter:
 
     def observe(self, pod: Json) -> None:
         """The API server has this object now; older ones than the last that was written say nothing."""
-        if self._written is None or int(pod["metadata"]["resourceVersion"]) <= self._written_version:
-            return
-        if _own(pod.get("status") or {}) != _own(self._written):
-            self._written = None
-            self._touched.set()
+        self._seen, self._seen_version = _own(pod.get("status") or {}), int(pod["metadata"]["resourceVersion"])
+        self._compare()
 
     def pause(self) -> None:
         """Write nothing until `resume`."""
@@ -95,7 +94,16 @@ class StatusWriter:
                 log.warning("status not written: pod=%s error=%s", self._path, error)
                 return False
             self._written, self._written_version = status, int(pod["metadata"]["resourceVersion"])
+            self._compare()  # What others wrote after it may have been observed before its answer was here.
             return True
+
+    def _compare(self) -> None:
+        """Write again where the newest object, seen after the last that was written, says something else."""
+        if self._written is None or self._seen_version <= self._written_version:
+            return
+        if self._seen != _own(self._written):
+            self._written = None
+            self._touched.set()
 
     async def delete_pod(self) -> bool:
         """Write the last status, then delete the object for good. Return whether it is gone or going."""
