@@ -95,6 +95,8 @@ class Replace:
     phase: AnyPhase
     fault: FaultRecord | None = None
     """Belongs to the recovery that is under way."""
+    is_renewal: bool = False
+    """Whether it is because the same fault comes back."""
 
 
 @dataclass(frozen=True)

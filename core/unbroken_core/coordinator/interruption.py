@@ -25,6 +25,7 @@ from unbroken_core.pod.liveness import heartbeat_interval_s
 from unbroken_core.ranks.worlds import Outcome, Shortage, World
 from unbroken_core.recovery.ladder import (
     MAX_MISTAKES,
+    MAX_SAME_IN_PROCESS,
     Choice,
     Fail,
     RestartJob,
@@ -47,10 +48,12 @@ def decide_interrupted(job: JobState, phase: Interrupted, now_s: float) -> Decis
     waits = _wait_for_leavers(job, phase, now_s)
     if waits is not None:
         return at_latest(waits, named_by_s(phase))
-    has_culprit = not phase.has_replaced_culprit and job.settings.is_in_process and job.history.running is not None
-    if has_culprit and Rung.IN_PROCESS not in possible_rungs(job, phase, now_s):
-        # The culprit's own process may not go on where the cheapest rung is not listed, or used up.
-        return Replace(tuple(_culprits_place(job)), replace(phase, has_replaced_culprit=True))
+    if not phase.has_replaced_culprit and job.settings.is_in_process and job.history.running is not None:
+        possible = possible_rungs(job, phase, now_s)
+        is_worn = Rung.PROCESS in possible and _comes_back(job)
+        if is_worn or Rung.IN_PROCESS not in possible:
+            # The culprit's own process may not go on where the cheapest rung is not listed, or used up.
+            return Replace(tuple(_culprits_place(job)), replace(phase, has_replaced_culprit=True), is_renewal=is_worn)
     newcomers = job.members.newcomers(now_s, job.settings.timeouts.last_call_s)
     view, phase = _situation(job, phase, newcomers, now_s)
     return at_latest(_follow(job, phase, view, choose(view), now_s), newcomers.until_s)
@@ -71,6 +74,15 @@ def charge(job: JobState, phase: Interrupted, rung: Rung, now_s: float) -> Inter
     if job.history.running is not None:
         job.history.running.raise_rung(rung)
     return phase
+
+
+def _comes_back(job: JobState) -> bool:
+    """Return whether one worker had the fault so often, and it alone, that its process may be what is broken."""
+    history = job.history
+    if history.running is None or history.num_same <= MAX_SAME_IN_PROCESS or history.was_renewed:
+        return False
+    is_lone = history.who_failed(MAX_SAME_IN_PROCESS + 1) == {history.running.culprit.pod_uid}
+    return is_lone and len(history.culprits) == 1
 
 
 def _is_free(job: JobState) -> bool:

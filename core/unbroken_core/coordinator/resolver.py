@@ -173,6 +173,8 @@ def _learn(job: JobState, decision: Learn | Name) -> None:
 def _replace_processes(job: JobState, decision: Replace) -> None:
     if decision.fault is not None:
         job.history.add(with_pod(job.members, decision.fault))
+    if decision.is_renewal:
+        job.history.note_renewal()
     for member, place in decision.places:
         replace_process(job, member, place)
 

@@ -376,6 +376,12 @@ class History:
         self._same_workers: set[tuple[str, int | None]] = set()
         """Who failed with these words in the last recoveries in a row."""
         self._num_same = 0
+        self._culprits: frozenset[tuple[str, int | None]] = frozenset()
+        """Whose fault the last recoveries in a row were."""
+        self._began_in_a_row = 0
+        """Number of the first of the last recoveries in a row from the same fault."""
+        self._renewed_in = -1
+        """Number of the last recovery that gave a process up because its fault came back."""
         self._tries: tuple[frozenset[str], ...] = ()
 
     def open(
@@ -476,6 +482,28 @@ class History:
     def _count_same(self, incident: Incident) -> int:
         return incident.num_same(self._last_words, self._num_same)
 
+    @property
+    def was_renewed(self) -> bool:
+        """Whether a process was given up since the running recovery's fault came the first of these times in a row."""
+        return self.running is not None and self._renewed_in >= self._first_in_a_row(self.running)
+
+    def _first_in_a_row(self, incident: Incident) -> int:
+        return self._began_in_a_row if incident.follows(self._last_words) else incident.number
+
+    @property
+    def culprits(self) -> frozenset[tuple[str, int | None]]:
+        """Return the pods and local ranks whose fault the recoveries in a row from the same one were."""
+        return frozenset() if self.running is None else self._culprits_with(self.running)
+
+    def _culprits_with(self, incident: Incident) -> frozenset[tuple[str, int | None]]:
+        before = self._culprits if incident.follows(self._last_words) else frozenset()
+        return before | {(incident.culprit.pod_uid, incident.culprit.local_rank)}
+
+    def note_renewal(self) -> None:
+        """Note that the culprit's process is given up since its fault came back."""
+        if self.running is not None:
+            self._renewed_in = self.running.number
+
     def close(self, now_s: float) -> None:
         """End the running recovery, since all active workers run again, and count it, once.
 
@@ -498,6 +526,7 @@ class History:
         self._tries = ((*self._tries, *incident.tries) if incident.is_barren else incident.tries)[-_MAX_TRIES:]
         before = self._same_workers if incident.follows(self._last_words) else set()
         self._same_workers = incident.same_workers | before
+        self._began_in_a_row, self._culprits = self._first_in_a_row(incident), self._culprits_with(incident)
         self._last_words = incident.words
         self.finished.append(incident)
         self.running = None

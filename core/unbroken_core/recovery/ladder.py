@@ -30,6 +30,8 @@ from unbroken_core.vocabulary.reasons import Reason, Rung
 
 MAX_MISTAKES = 1
 """A script that gives up, or fails by its own code, is run once more."""
+MAX_SAME_IN_PROCESS = 2
+"""So often in a row the same fault without progress is recovered in its process; then a new one is tried, once."""
 MAX_SAME = 10
 """So often in a row the same fault without progress is recovered in a job without a limit of its own."""
 

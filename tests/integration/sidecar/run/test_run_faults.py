@@ -420,6 +420,40 @@ def test_a_script_on_standard_input_runs_on_each_rank(tmp_path: Path) -> None:
     assert empty.stderr == "unbroken run: script on standard input: want at most 1048576 bytes of Python, got nothing\n"
 
 
+SPOILED = """
+import os, pathlib, sys
+import torch.distributed as dist
+import unbroken.inprocess as inprocess
+
+@inprocess.Wrapper()
+def train():
+    dist.init_process_group("gloo")
+    mine = pathlib.Path(sys.argv[1]) / f"first-of-{os.environ['RANK']}"
+    try:
+        mine.symlink_to(str(os.getpid()))
+    except FileExistsError:
+        pass
+    if dist.get_rank() == 1 and os.readlink(mine) == str(os.getpid()):
+        raise RuntimeError("partially initialized module")
+    dist.barrier()
+    dist.destroy_process_group()
+
+train()
+"""
+
+
+@pytest.mark.timeout(200)
+def test_process_that_a_fault_has_spoiled_is_replaced_before_the_job_is_given_up(
+    start_job: Start, tmp_path: Path
+) -> None:
+    """Seen before: a module whose import was interrupted raised in each iteration until the job had failed."""
+    script = tmp_path / "spoiled.py"
+    script.write_text(SPOILED)
+    job = start_job("--pods", "2", workload="wrapped", command=[str(script), str(tmp_path)])
+    assert job.wait_for_exit() == 0, job.text()
+    assert re.findall(r"recovered \d+: rung (\S+)", job.text())[-1] == "process", job.text()
+
+
 def inject(job: Any, *options: str) -> subprocess.CompletedProcess[str]:
     """Break a run, as its first lines say how it is reached."""
     words = shlex.split(re.findall(r"see it live: unbroken page (.*)", job.text())[0])

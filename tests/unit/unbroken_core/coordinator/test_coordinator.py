@@ -18,6 +18,7 @@ from unbroken_core.coordinator.events import (
     Send,
     Tick,
 )
+from unbroken_core.coordinator.respawning import MAX_HOLD_S
 from unbroken_core.pod.liveness import RECOVERY_RECONNECT_S
 from unbroken_core.pod.stacks import MAX_FRAME_CHARACTERS, MAX_FRAMES
 from unbroken_core.protocol.messages import (
@@ -59,6 +60,8 @@ class Bench:
         self.sessions: dict[str, str] = {}
         self.seq = 0
         self.num_sessions = 0
+        self.incarnations: dict[tuple[str, int], int] = {}
+        """Of the places that `renew` gave a new process."""
 
     def step(self, event: Any) -> list[Action]:
         before = self.coordinator.past
@@ -111,8 +114,23 @@ class Bench:
     def all_are(self, phase: WorkerPhase, iteration: int, *pods: str) -> list[Action]:
         actions = []
         for pod in pods:
-            self.states[pod] = self.workers(phase, iteration)
+            self.states[pod] = self.workers_of(pod, phase, iteration)
             actions += self.report(pod)
+        return actions
+
+    def workers_of(self, pod: str, phase: WorkerPhase, iteration: int) -> list[WorkerState]:
+        """Return the workers of a pod, new processes included."""
+        workers = self.workers(phase, iteration)
+        return [replace(each, incarnation=self.incarnations.get((pod, each.local_rank), 0)) for each in workers]
+
+    def renew(self, actions: list[Action]) -> list[Action]:
+        """Start each process anew that is to be, once the order is there; they get ready."""
+        if self.coordinator._job.members.respawning:
+            actions = actions + self.tick(MAX_HOLD_S)
+        for pod, order in sent(actions, Respawn).items():
+            for local_rank, incarnation in order.places:
+                self.incarnations[pod, local_rank] = incarnation + 1
+                actions = actions + self.worker(pod, local_rank, READY, iteration=-1, incarnation=incarnation + 1)
         return actions
 
     def worker(
@@ -763,10 +781,10 @@ def test_a_new_process_that_the_recovery_does_not_wait_for_is_started_after_it()
 def _fail_again(bench: Bench, iteration: int, step: int) -> None:
     """Run both pods to this step, then let a rank raise, and bring them into the next iteration."""
     for pod in ("p0", "p1"):
-        bench.states[pod] = [replace(state, step=step) for state in bench.workers(RUNNING, iteration)]
+        bench.states[pod] = [replace(state, step=step) for state in bench.workers_of(pod, RUNNING, iteration)]
         bench.report(pod)
     bench.fault("p0", 0, Cause.EXCEPTION)
-    bench.all_are(READY, iteration, "p0", "p1")
+    bench.renew(bench.all_are(READY, iteration, "p0", "p1"))
 
 
 def test_a_script_that_fails_again_and_again_without_progress_fails_the_job() -> None:

@@ -33,7 +33,7 @@ class FailingBench(Bench):
         iteration, active = self.status().iteration, self.active
         for pod in pods:
             self.worker(pod, 0, STOPPING, Fault(cause, iteration, words or f"no GPU at {pod}"), step=step)
-        return self.all_are(READY, iteration, *active)
+        return self.renew(self.all_are(READY, iteration, *active))
 
     def go_on(self) -> None:
         """All enter."""
@@ -176,6 +176,79 @@ def test_a_rank_that_fails_wherever_it_is_ends_the_job_as_before() -> None:
             bench.go_on()
     assert seen == ["p0"] * 3 + ["p2"] * 3 + ["p3"] * 5
     assert bench.status().reason is Reason.NO_PROGRESS
+
+
+IN_PLACE = replace(SETTINGS, spares=0)
+
+
+def test_third_failure_in_a_row_of_one_pod_that_nobody_can_replace_gets_a_new_process_once() -> None:
+    """What a fault has left in the process may be what raises it again."""
+    bench = FailingBench(IN_PLACE)
+    bench.fail_often(10, "p0")
+    rungs = [recovery.rung for recovery in bench.status().recoveries]
+    assert rungs == [Rung.IN_PROCESS] * 2 + [Rung.PROCESS] + [Rung.IN_PROCESS] * 7
+    assert bench.incarnations == {("p0", 0): 1}
+
+
+def test_workers_of_a_pod_that_have_the_same_fault_in_turn_go_on_in_their_processes() -> None:
+    """It is the script's, or the node's."""
+    bench = FailingBench(IN_PLACE)
+    for number in range(9):
+        iteration = bench.status().iteration
+        bench.worker("p0", number % 2, STOPPING, Fault(Cause.EXCEPTION, iteration, "no GPU"))
+        bench.renew(bench.all_are(READY, iteration, "p0", "p1"))
+        bench.go_on()
+    assert {recovery.rung for recovery in bench.status().recoveries} == {Rung.IN_PROCESS}
+
+
+def test_another_fault_in_a_row_has_its_own_new_process() -> None:
+    bench = FailingBench(IN_PLACE)
+    bench.fail_often(4, "p0")
+    bench.go_on()
+    bench.fail_often(3, "p0", words="another one")
+    assert [recovery.rung for recovery in bench.status().recoveries][-1] is Rung.PROCESS
+    assert bench.incarnations == {("p0", 0): 2}
+
+
+def test_progress_since_a_new_process_lets_the_next_faults_have_one_too() -> None:
+    bench = FailingBench(IN_PLACE)
+    bench.fail_often(3, "p0")
+    bench.go_on()
+    for pod in ("p0", "p1"):
+        for local_rank in range(2):
+            bench.worker(pod, local_rank, RUNNING, step=1, has_progress=True)
+    bench.fail("p0", step=1)
+    for _ in range(2):
+        bench.go_on()
+        bench.fail("p0", step=1)
+    assert [recovery.rung for recovery in bench.status().recoveries][2:] == [
+        Rung.PROCESS,
+        *[Rung.IN_PROCESS] * 2,
+        Rung.PROCESS,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "failing", "words"),
+    [
+        pytest.param(IN_PLACE, ("p0", "p1"), "no GPU", id="it fails everywhere"),
+        pytest.param(
+            replace(IN_PLACE, rungs=(RungBudget(Rung.IN_PROCESS), RungBudget(Rung.JOB))), ("p0",), "", id="not a rung"
+        ),
+        pytest.param(
+            replace(IN_PLACE, rungs=(RungBudget(Rung.IN_PROCESS), RungBudget(Rung.PROCESS, 0))),
+            ("p0",),
+            "",
+            id="no budget",
+        ),
+    ],
+)
+def test_its_process_goes_on_where_a_new_one_is_no_answer(
+    settings: JobSettings, failing: tuple[str, ...], words: str
+) -> None:
+    bench = FailingBench(settings)
+    bench.fail_often(10, *failing, words=words)
+    assert {recovery.rung for recovery in bench.status().recoveries} == {Rung.IN_PROCESS}
 
 
 @pytest.mark.parametrize("limit", [1, 2])

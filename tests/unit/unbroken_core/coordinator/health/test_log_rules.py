@@ -107,9 +107,7 @@ def test_a_rule_that_always_matches_ends_the_job_at_the_limit_whatever_the_lines
         bench.all_are(RUNNING, bench.status().iteration, "p0", "p1")
         find(bench, "p0", "again")
         iteration = bench.status().iteration
-        bench.states |= {pod: bench.workers(READY, iteration) for pod in ("p0", "p1")}
-        for pod in ("p0", "p1"):
-            bench.report(pod)
+        bench.renew(bench.all_are(READY, iteration, "p0", "p1"))
     assert (bench.status().phase, bench.status().reason) == (JobPhase.FAILED, Reason.NO_PROGRESS)
     assert "log rule again" in bench.status().message
 
