@@ -36,10 +36,13 @@ _FLAGS = {
 _SECONDS = "Seconds"
 _BY_STEM = {name.removesuffix(_SECONDS): flag for name, flag in _FLAGS.items()}
 _STEMS = "|".join(sorted(map(re.escape, _BY_STEM), key=len, reverse=True))
-# Not within a longer name, such as that of a Python attribute or a file.
-_FIELD = re.compile(rf"(?<![\w./-])({_STEMS})(?:{_SECONDS})?(?![\w-]|\.\w)")
+# Not within a longer name, such as that of a Python attribute or a file, nor what an exception of the script quotes.
+# A script has its own replicas: those of the spec have a number, an operator or, at the beginning, a colon after them.
+_FIELD = re.compile(
+    rf"(?<![\w./'\"`-])(?!replicas\b(?! \(\d| [x+] ))({_STEMS})(?:{_SECONDS})?(?![\w'\"`-]|\.\w)|^(replicas)(?=: )"
+)
 
 
 def in_flags(text: str) -> str:
     """Return the text with the options of `unbroken run` instead of fields of a spec."""
-    return _FIELD.sub(lambda found: _BY_STEM[found[1]], text)
+    return _FIELD.sub(lambda found: _BY_STEM[found[1] or found[2]], text)

@@ -111,6 +111,21 @@ def test_only_who_asks_for_it_has_a_limit_of_faults_without_progress() -> None:
             "AttributeError: module model.replicas in replicas.py",
             "AttributeError: module model.replicas in replicas.py",
         ),
+        ("replicas: want 1 to 4096, got 0", "--pods: want 1 to 4096, got 0"),
+        (
+            "want at most (replicas + spares.count) x ranksPerPod (6)",
+            "want at most (--pods + --spares) x --ranks-per-pod (6)",
+        ),
+        ("got replicas x ranksPerPod = 4", "got --pods x --ranks-per-pod = 4"),
+        *(
+            (words, words)
+            for words in (
+                "exited with code 1: TypeError: __init__() got an unexpected keyword argument 'replicas'",
+                "exception of rank 1 (RuntimeError: replicas differ in 3 values)",
+                "exception of rank 1 (ValueError: want replicas, got none)",
+                'KeyError: "minReplicas"',
+            )
+        ),
     ],
 )
 def test_messages_name_options_that_the_reader_can_type(text: str, told: str) -> None:
