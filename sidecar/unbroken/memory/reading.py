@@ -3,6 +3,7 @@
 import io
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,6 +60,25 @@ class Contents:
             return {}
         found = self._sources[0].paths.items()
         return {name: path for name, path in found if all(one.paths.get(name) == path for one in self._sources)}
+
+    @property
+    def tensor_places(self) -> list[nested.Place]:
+        """Where whole tensors lie in the dictionaries of the state. Raises UnreadableError.
+
+        Not those of which ranks have parts: how a new state divides them is known to it alone.
+        """
+        if not self._sources:
+            return []
+        first, *others = (one.tensor_paths for one in self._sources)
+        found = []
+        for name, (path, device) in first.items():
+            size, dtype = self._whole.get(name, ((), None))
+            piece = self._pieces.get((name, (0,) * len(size)))
+            is_whole = dtype is not None and piece is not None and piece.entry.sizes == size
+            if is_whole and all(one.get(name) == (path, device) for one in others):
+                make = partial(torch.empty, size, dtype=dtype, device=_device(device))
+                found.append(nested.Place(path, make))
+        return found
 
     def gone(self, mappings: Mapping[str, Sequence[Any]]) -> list[Sequence[Any]]:
         """Return where a state has something that none of these shards has, in what was saved with its paths."""
@@ -131,6 +151,11 @@ class Contents:
 
     def _piece(self, index: MetadataIndex) -> Piece:
         return self._pieces[index.fqn, tuple(index.offset or ())]
+
+
+def _device(kind: str) -> str:
+    """Return the device for a tensor that was on this kind of one."""
+    return kind if kind == "cuda" and torch.cuda.is_available() else "cpu"
 
 
 def _is_tensor(item: ReadItem) -> bool:

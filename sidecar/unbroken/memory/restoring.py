@@ -20,7 +20,7 @@ from unbroken.memory.agreement import all_true, gather
 from unbroken.memory.arena import WorkerSlots
 from unbroken.memory.choosing import ReadableCheckpoint, ReadableShard, candidates, why_void, with_later
 from unbroken.memory.new_state.lazy_state import LazyState, is_optimizer, refuse_lost
-from unbroken.memory.new_state.nested import LoadPlanner, real_path, with_places, without
+from unbroken.memory.new_state.nested import LoadPlanner, Place, real_path, with_places, without
 from unbroken.memory.place import WorkerInfo
 from unbroken.memory.reading import Contents, missing
 from unbroken.memory.remote import Holders, Remote
@@ -116,7 +116,7 @@ class Restoration:
                 if chosen is not None:
                     if chosen.unclaimed:
                         _tell_unclaimed(chosen)
-                    _refuse_lost_of_models(state, chosen)
+                    _refuse_lost(state, chosen)
                 return chosen
             self._refused.setdefault(candidate, "another rank cannot read it")
         lazy.drop()
@@ -199,7 +199,8 @@ class Restoration:
         contents = Contents(sources)
         metadata = contents.metadata
         lazy.fit(metadata.state_dict_metadata)
-        values = with_places(state_dicts(state), contents.paths)
+        objects = map(Place, contents.paths.values())
+        values = with_places(state_dicts(state), [*objects, *contents.tensor_places])
         planner = LoadPlanner()
         planner.set_up_planner(values, metadata)
         if gone := contents.gone(planner.mappings):
@@ -274,21 +275,26 @@ def _tell_unclaimed(chosen: Chosen) -> None:
     )
 
 
-def _refuse_lost_of_models(state: Mapping[str, Any], chosen: Chosen) -> None:
-    """Raise ValueError where no rank has a place for a weight or buffer of a model. A collective of all ranks.
+def _refuse_lost(state: Mapping[str, Any], chosen: Chosen) -> None:
+    """Raise ValueError where no rank has a place for something that the checkpoint has. A collective of all ranks.
 
-    A rank that has only a part of the model, as in a pipeline, lacks what others have.
+    It would go on as if it began, and nobody would see more than another loss. A rank that has only a part of the
+    state, as in a pipeline, lacks what others have.
     """
-    models = tuple(f"{name}." for name, one in state.items() if isinstance(one, nn.Module))
-    lost = {zlib.crc32(name.encode()): name for name in chosen.unclaimed if name.startswith(models)}
+    # Of optimizers `refuse_lost` says it.
+    parts = tuple(f"{name}." for name, one in state.items() if not is_optimizer(one))
+    lost = {zlib.crc32(name.encode()): name for name in chosen.unclaimed if name.startswith(parts)}
     everywhere = set.intersection(*({number for (number,) in rows} for rows in gather([[one] for one in lost], 1)))
-    names = [name for number, name in lost.items() if number in everywhere]
-    if names:
-        raise ValueError(
-            f"{names[0]}: want a model with a place for it, as in the checkpoint of step {chosen.moment.step}, got one "
-            f"without ({len(names)} names); let a new model have all weights and buffers before load, also those that "
-            "are added later in training"
-        )
+    found = sorted(name for number, name in lost.items() if number in everywhere)
+    if not found:
+        return
+    owner = max((name for name in state if found[0].startswith(f"{name}.")), key=len)
+    kind, what = ("model", "weights and buffers") if isinstance(state[owner], nn.Module) else ("state", "tensors")
+    raise ValueError(
+        f"{found[0]}: want a {kind} with a place for it, as in the checkpoint of step {chosen.moment.step}, got one "
+        f"without ({len(found)} names); let a new {kind} have all {what} before load, also those that are added later "
+        "in training"
+    )
 
 
 def _is_told(restore: Restore | None) -> bool:

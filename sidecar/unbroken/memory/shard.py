@@ -1,6 +1,7 @@
 """What this rank has of a state: its tensors, each with its place in the whole, and its other objects."""
 
 import io
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +15,13 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from unbroken.memory.layout import Layout, Shape, make_layout
-from unbroken.memory.new_state.lazy_state import needs_closure
+from unbroken.memory.new_state.lazy_state import is_optimizer, needs_closure
 from unbroken.memory.new_state.nested import empty, real_path
 
 PATHS = "unbroken.paths"
 """Among the objects of a shard: {name: where it lies in the dictionaries of the state}."""
+TENSOR_PATHS = "unbroken.tensor_paths"
+"""The same of tensors, as JSON of {name: [path, device]}, but not of models and optimizers, which make their places."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class ShardReader:
         self._layout: Layout | None = None
         self.names: Mapping[str, tuple[Any, ...]] = {}
         """Where each name of the last shard lies in the dictionaries of the state."""
+        self._tensor_names: Mapping[str, tuple[Any, ...]] = {}
+        self._tensor_paths = ""
 
     def read(self, state: Mapping[str, Any]) -> Shard:
         """Return the shard of this rank. Raises TypeError that names what cannot be restored from memory."""
@@ -71,7 +76,33 @@ class ShardReader:
             _refuse_unreadable_keys(paths)
             # Last: what was refused is looked at again.
             self._signature = signature
-        return Shard(self._layout, sources, _dump({**objects, PATHS: paths} if paths else objects))
+        more: dict[str, Any] = {PATHS: paths} if paths else {}
+        if tensor_paths := self._paths_of_tensors(state, values, tensors):
+            more[TENSOR_PATHS] = tensor_paths
+        return Shard(self._layout, sources, _dump({**objects, **more}))
+
+    def _paths_of_tensors(
+        self, state: Mapping[str, Any], values: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+    ) -> str:
+        """Return TENSOR_PATHS of a state, "" of none. It is made again only where it is another one."""
+        roots = {
+            name for name, one in values.items() if isinstance(one, dict | list) and not _makes_places(state[name])
+        }
+        names = {name: self.names[name] for name in tensors if self.names[name][0] in roots} if roots else {}
+        if names != self._tensor_names:
+            paths = {name: tuple(real_path(values, path)) for name, path in names.items()}
+            found = {
+                name: [path, tensors[name].device.type]
+                for name, path in paths.items()
+                if all(type(key) in (str, int, list) for key in path)
+            }
+            self._tensor_names, self._tensor_paths = names, json.dumps(found) if found else ""
+        return self._tensor_paths
+
+
+def _makes_places(one: object) -> bool:
+    """Return whether a new one has a place for each tensor, or is given one by `lazy_state`."""
+    return isinstance(one, nn.Module) or is_optimizer(one)
 
 
 def _add_empty(

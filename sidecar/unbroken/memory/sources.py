@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import fcntl
 import io
+import json
 import mmap
 import os
 import threading
@@ -19,7 +20,7 @@ from unbroken.keeper.digests import read_digests
 from unbroken.memory.checksums import wrong_blocks
 from unbroken.memory.layout import Entry, Layout, read_layout
 from unbroken.memory.place import num_processors
-from unbroken.memory.shard import PATHS
+from unbroken.memory.shard import PATHS, TENSOR_PATHS
 from unbroken_core.pod.memory_messages import FoundSlot
 from unbroken_core.pod.memory_slots import (
     BLOCK_BYTES,
@@ -69,6 +70,7 @@ class Source:
     _layout: Layout | None = None
     _objects: dict[str, Any] | None = None
     _paths: dict[str, Any] = field(default_factory=dict)
+    _tensor_paths: str = ""
 
     @property
     def layout(self) -> Layout:
@@ -97,6 +99,8 @@ class Source:
                 raise UnreadableError(f"{self.path}: want a dictionary of objects, got {type(found).__name__}")
             paths = found.pop(PATHS, {})
             self._paths = paths if isinstance(paths, dict) else {}
+            tensor_paths = found.pop(TENSOR_PATHS, "")
+            self._tensor_paths = tensor_paths if isinstance(tensor_paths, str) else ""
             self._objects = found
         return self._objects
 
@@ -104,6 +108,12 @@ class Source:
     def paths(self) -> dict[str, Any]:
         """Where objects lie in the dictionaries of a state, by name. Raises UnreadableError."""
         return self._paths if self.objects is not None else {}
+
+    @property
+    def tensor_paths(self) -> dict[str, Any]:
+        """Where tensors lie, and on which kind of device, by name; not of all (shard.py). Raises UnreadableError."""
+        found = json.loads(self._tensor_paths) if self.objects is not None and self._tensor_paths else {}
+        return {name: (tuple(path), device) for name, (path, device) in found.items()}
 
     def tensor(self, entry: Entry) -> torch.Tensor:
         """Return a tensor in the slot itself: for copying out of it only."""

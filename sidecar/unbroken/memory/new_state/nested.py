@@ -6,7 +6,8 @@ text of that number, beside the old one.
 
 import copy
 import io
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -100,16 +101,25 @@ def _index(key: Any) -> Any:
     return key[0] if isinstance(key, list) else key
 
 
-def with_places(values: Mapping[str, Any], paths: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Return dictionaries of a state with a place for each object that was saved; what is there stays as it is.
+@dataclass(frozen=True)
+class Place:
+    """Where something lies in the dictionaries of a state."""
+
+    path: Sequence[Any]
+    make: Callable[[], torch.Tensor] | None = None
+    """Returns a tensor for what was one; None of all else."""
+
+
+def with_places(values: Mapping[str, Any], places: Iterable[Place]) -> dict[str, Any]:
+    """Return dictionaries of a state with a place for all that was saved; what is there stays as it is.
 
     What a loop has filled since it began, such as the best scores by name, has no keys in a new process.
     """
-    lacking = [path for path in paths.values() if path[0] in values and not _has(values, path)]
+    lacking = [one for one in places if one.path[0] in values and not _has(values, one)]
     found = dict(values)
-    found |= {name: _copied(values[name]) for name in {path[0] for path in lacking}}
-    for path in lacking:
-        _make_place(found, path)
+    found |= {name: _copied(values[name]) for name in {one.path[0] for one in lacking}}
+    for one in sorted(lacking, key=lambda one: _numbers(one.path)):  # each list from its beginning
+        _make_place(found, one)
     return found
 
 
@@ -154,14 +164,14 @@ def _drop(values: dict[str, Any], path: Sequence[Any], stay: Collection[tuple[st
         del container[_index(key)]
 
 
-def _has(values: Any, path: Sequence[Any]) -> bool:
+def _has(values: Any, place: Place) -> bool:
     container = values
-    for key in path:
+    for key in place.path:
         if not isinstance(container, list if isinstance(key, list) else dict) or not _is_in(key, container):
             return False
         container = container[_index(key)]
-    # A dictionary would ask for what is in it, and is no place if there is nothing.
-    return not isinstance(container, dict)
+    # A dictionary would ask for what is in it, and is no place if there is nothing. A state may have None for a tensor.
+    return isinstance(container, torch.Tensor) if place.make is not None else not isinstance(container, dict)
 
 
 def _is_in(key: Any, container: Any) -> bool:
@@ -177,16 +187,17 @@ def _copied(value: Any) -> Any:
     return [_copied(one) for one in value] if isinstance(value, list) else value
 
 
-def _make_place(values: dict[str, Any], path: Sequence[Any]) -> None:
+def _make_place(values: dict[str, Any], place: Place) -> None:
     container: Any = values
+    path = place.path
     for number, key in enumerate(path):
         is_last, index = number == len(path) - 1, _index(key)
         inner = container[index] if _is_in(key, container) else None
-        if isinstance(inner, torch.Tensor) or (isinstance(key, list) and index > len(container)):
-            return  # Tensors have no place but their own.
+        if isinstance(key, list) and index > len(container):
+            return  # What comes before it in the list has no place.
         kind = list if not is_last and isinstance(path[number + 1], list) else dict
         if is_last:
-            inner = None
+            inner = None if place.make is None else place.make()
         elif not isinstance(inner, kind):
             inner = kind()
         if isinstance(key, list) and index == len(container):
