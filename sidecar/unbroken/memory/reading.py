@@ -61,23 +61,30 @@ class Contents:
         found = self._sources[0].paths.items()
         return {name: path for name, path in found if all(one.paths.get(name) == path for one in self._sources)}
 
-    @property
-    def tensor_places(self) -> list[nested.Place]:
-        """Where whole tensors lie in the dictionaries of the state. Raises UnreadableError.
+    def lacking(self, values: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+        """Return tensors without a place in the dictionaries of a state, by name. Raises UnreadableError."""
+        found: dict[str, tuple[Any, ...]] = {}
+        if self._sources:
+            first, *others = (one.tensor_paths[0] for one in self._sources)
+            found = {name: one for name, one in first.items() if not nested.has_tensor(values, one[0])}
+            found = {name: one for name, one in found.items() if all(each.get(name) == one for each in others)}
+        return found
 
-        Not those of which ranks have parts: how a new state divides them is known to it alone.
-        """
-        if not self._sources:
-            return []
-        first, *others = (one.tensor_paths for one in self._sources)
+    def tensor_places(self, lacking: Mapping[str, tuple[Any, ...]], flat: Mapping[str, Any]) -> list[nested.Place]:
+        """Return places for these; of one that is divided among ranks as another one in `flat` is."""
         found = []
-        for name, (path, device) in first.items():
+        for name, (path, device, group) in lacking.items():
             size, dtype = self._whole.get(name, ((), None))
             piece = self._pieces.get((name, (0,) * len(size)))
-            is_whole = dtype is not None and piece is not None and piece.entry.sizes == size
-            if is_whole and all(one.get(name) == (path, device) for one in others):
-                make = partial(torch.empty, size, dtype=dtype, device=_device(device))
-                found.append(nested.Place(path, make))
+            if dtype is None:
+                continue
+            if group >= 0:
+                alike = (flat.get(one) for one in self._sources[0].tensor_paths[1][group])
+                model = next((one for one in alike if isinstance(one, DTensor) and tuple(one.shape) == size), None)
+                if model is not None:
+                    found.append(nested.Place(path, partial(torch.empty_like, model.detach(), dtype=dtype)))
+            elif piece is not None and piece.entry.sizes == size:
+                found.append(nested.Place(path, partial(torch.empty, size, dtype=dtype, device=_device(device))))
         return found
 
     def gone(self, mappings: Mapping[str, Sequence[Any]]) -> list[Sequence[Any]]:

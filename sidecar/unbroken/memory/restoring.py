@@ -199,9 +199,12 @@ class Restoration:
         contents = Contents(sources)
         metadata = contents.metadata
         lazy.fit(metadata.state_dict_metadata)
-        objects = map(Place, contents.paths.values())
-        values = with_places(state_dicts(state), [*objects, *contents.tensor_places])
-        planner = LoadPlanner()
+        planner, values = LoadPlanner(), state_dicts(state)
+        places = [Place(path) for path in contents.paths.values()]
+        if tensors := contents.lacking(values):
+            planner.set_up_planner(values, metadata)
+            places += contents.tensor_places(tensors, planner.state_dict)
+        values = with_places(values, places)
         planner.set_up_planner(values, metadata)
         if gone := contents.gone(planner.mappings):
             values = without(values, [tuple(real_path(values, path)) for path in gone], contents.paths.values())
@@ -289,11 +292,13 @@ def _refuse_lost(state: Mapping[str, Any], chosen: Chosen) -> None:
     if not found:
         return
     owner = max((name for name in state if found[0].startswith(f"{name}.")), key=len)
-    kind, what = ("model", "weights and buffers") if isinstance(state[owner], nn.Module) else ("state", "tensors")
+    is_model = isinstance(state[owner], nn.Module)
+    kind, what = ("model", "weights and buffers") if is_model else ("state", "tensors")
+    more = "" if is_model else "; an optimizer in the state itself, or get_state_dict of torch, makes its own"
     raise ValueError(
         f"{found[0]}: want a {kind} with a place for it, as in the checkpoint of step {chosen.moment.step}, got one "
         f"without ({len(found)} names); let a new {kind} have all {what} before load, also those that are added later "
-        "in training"
+        f"in training{more}"
     )
 
 

@@ -21,7 +21,12 @@ from unbroken.memory.new_state.nested import empty, real_path
 PATHS = "unbroken.paths"
 """Among the objects of a shard: {name: where it lies in the dictionaries of the state}."""
 TENSOR_PATHS = "unbroken.tensor_paths"
-"""The same of tensors, as JSON of {name: [path, device]}, but not of models and optimizers, which make their places."""
+"""The same of tensors, but not of models and optimizers, which make their places.
+
+JSON of [{name: [path, device, group]}, groups]: of a DTensor the names of some that are divided alike are in that
+group; the group of others is -1.
+"""
+_MAX_ALIKE = 8
 
 
 @dataclass(frozen=True)
@@ -77,27 +82,45 @@ class ShardReader:
             # Last: what was refused is looked at again.
             self._signature = signature
         more: dict[str, Any] = {PATHS: paths} if paths else {}
-        if tensor_paths := self._paths_of_tensors(state, values, tensors):
+        if tensor_paths := self._paths_of_tensors(state, values, tensors, is_other):
             more[TENSOR_PATHS] = tensor_paths
         return Shard(self._layout, sources, _dump({**objects, **more}))
 
     def _paths_of_tensors(
-        self, state: Mapping[str, Any], values: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+        self, state: Mapping[str, Any], values: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], is_other: bool
     ) -> str:
         """Return TENSOR_PATHS of a state, "" of none. It is made again only where it is another one."""
         roots = {
             name for name, one in values.items() if isinstance(one, dict | list) and not _makes_places(state[name])
         }
         names = {name: self.names[name] for name in tensors if self.names[name][0] in roots} if roots else {}
-        if names != self._tensor_names:
-            paths = {name: tuple(real_path(values, path)) for name, path in names.items()}
-            found = {
-                name: [path, tensors[name].device.type]
-                for name, path in paths.items()
-                if all(type(key) in (str, int, list) for key in path)
-            }
-            self._tensor_names, self._tensor_paths = names, json.dumps(found) if found else ""
+        if is_other or names != self._tensor_names:
+            self._tensor_names, self._tensor_paths = names, _tell_paths(values, names, tensors)
         return self._tensor_paths
+
+
+def _tell_paths(
+    values: Mapping[str, Any], names: Mapping[str, tuple[Any, ...]], tensors: Mapping[str, torch.Tensor]
+) -> str:
+    """Return TENSOR_PATHS of these names, "" of none."""
+    groups: dict[Any, int] = {}
+    alike: list[list[str]] = []
+    for name, one in tensors.items() if names else ():
+        if isinstance(one, DTensor):
+            number = groups.setdefault(_division(one), len(groups))
+            alike += [[]] if number == len(alike) else []
+            # The first ones are those that a new state has, as a rule: what is trained stands before its optimizer.
+            alike[number] += [name] if len(alike[number]) < _MAX_ALIKE else []
+    found = {}
+    for name, path in names.items():
+        keys, one = tuple(real_path(values, path)), tensors[name]
+        if all(type(key) in (str, int, list) for key in keys):
+            found[name] = (keys, one.device.type, groups[_division(one)] if isinstance(one, DTensor) else -1)
+    return json.dumps((found, alike)) if found else ""
+
+
+def _division(one: DTensor) -> tuple[Any, ...]:
+    return (tuple(one.shape), one.placements, one.device_mesh)
 
 
 def _makes_places(one: object) -> bool:

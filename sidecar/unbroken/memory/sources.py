@@ -110,10 +110,10 @@ class Source:
         return self._paths if self.objects is not None else {}
 
     @property
-    def tensor_paths(self) -> dict[str, Any]:
-        """Where tensors lie, and on which kind of device, by name; not of all (shard.py). Raises UnreadableError."""
-        found = json.loads(self._tensor_paths) if self.objects is not None and self._tensor_paths else {}
-        return {name: (tuple(path), device) for name, (path, device) in found.items()}
+    def tensor_paths(self) -> tuple[dict[str, Any], list[list[str]]]:
+        """Where tensors lie, by name, and which are divided alike (shard.TENSOR_PATHS). Raises UnreadableError."""
+        found, alike = json.loads(self._tensor_paths) if self.objects is not None and self._tensor_paths else ({}, [])
+        return {name: (tuple(path), *more) for name, (path, *more) in found.items()}, alike
 
     def tensor(self, entry: Entry) -> torch.Tensor:
         """Return a tensor in the slot itself: for copying out of it only."""

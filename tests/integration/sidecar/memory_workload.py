@@ -11,7 +11,8 @@ Each rank writes a line a step to FOLDER/losses: "ITERATION RANK STEP LOSS", the
 RANK STEP" to FOLDER/restored. With TEST_STATE=1 the first rank writes "ITERATION SAVED-OR-LOADED STEP DIGEST" of the
 whole state to FOLDER/states. With TEST_INSIST=1 a save that is skipped is tried again. After step TEST_FLUSH_AT, as at
 the end, all ranks wait until what was due on the disk is there. With TEST_TWICE=1 each step is saved twice, and
-`again-WHAT` happens between the two, `late-WHAT` before both, once the other ranks have made theirs.
+`again-WHAT` happens between the two, `late-WHAT` before both, once the other ranks have made theirs. With
+TEST_WRAPPED=1 model and optimizer are in one object, whose dictionary has theirs.
 """
 
 import contextlib
@@ -98,6 +99,22 @@ class Randomness:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take it."""
         torch.set_rng_state(state[f"rank-{dist.get_rank()}"])
+
+
+class Training:
+    """Model and optimizer as one object. A new optimizer's dictionary has no averages yet."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the dictionaries of both."""
+        return {name: one.state_dict() for name, one in self._parts.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Give both theirs."""
+        for name, one in self._parts.items():
+            one.load_state_dict(state[name])
 
 
 def break_if_due(iteration: int, step: int, before: str = "") -> None:
@@ -330,6 +347,8 @@ def train(call: inprocess.CallWrapper) -> None:
     optimizer = torch.optim.AdamW(saved.parameters(), lr=0.01)
     torch.manual_seed(1000 + rank)
     state: dict[str, Any] = {"model": saved, "optimizer": optimizer}
+    if os.environ.get("TEST_WRAPPED") == "1":
+        state = {"training": Training(saved, optimizer)}
     if os.environ.get("TEST_RESIZE") != "1":
         state["random"] = Randomness()
     checkpointer = memory.Checkpointer(every=EVERY, disk=DISK, disk_every=DISK_EVERY)

@@ -165,13 +165,24 @@ def _drop(values: dict[str, Any], path: Sequence[Any], stay: Collection[tuple[st
 
 
 def _has(values: Any, place: Place) -> bool:
-    container = values
-    for key in place.path:
-        if not isinstance(container, list if isinstance(key, list) else dict) or not _is_in(key, container):
-            return False
-        container = container[_index(key)]
+    found = _at(values, place.path)
     # A dictionary would ask for what is in it, and is no place if there is nothing. A state may have None for a tensor.
-    return isinstance(container, torch.Tensor) if place.make is not None else not isinstance(container, dict)
+    return isinstance(found, torch.Tensor) if place.make is not None else not isinstance(found, dict)
+
+
+def has_tensor(values: Mapping[str, Any], path: Sequence[Any]) -> bool:
+    """Return whether there is a tensor at this path, or nothing at its beginning: that is no part of the state."""
+    return path[0] not in values or isinstance(_at(values, path), torch.Tensor)
+
+
+def _at(values: Any, path: Sequence[Any]) -> Any:
+    """Return what lies there; a dictionary where nothing does."""
+    container = values
+    for key in path:
+        if not isinstance(container, list if isinstance(key, list) else dict) or not _is_in(key, container):
+            return {}
+        container = container[_index(key)]
+    return container
 
 
 def _is_in(key: Any, container: Any) -> bool:

@@ -28,6 +28,43 @@ def test_every_loss_is_that_of_a_run_without_faults(
     assert len(steps) >= 7
 
 
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "hsdp"])
+def test_an_optimizer_within_an_object_of_the_script_goes_on_as_well(
+    start_job: Callable[..., Any], calm: Calm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Seen before: its averages began anew after each fault, and the log alone said so."""
+    monkeypatch.setenv("TEST_WRAPPED", "1")
+    train(start_job, tmp_path / "broken", kind, "raise:0:1:3", "kill:1:2:5", "raise:2:3:9")
+    monkeypatch.delenv("TEST_WRAPPED")
+    assert losses(tmp_path / "broken") == calm(kind)
+    steps = restored(tmp_path / "broken")
+    assert steps.pop(0) == {"None"}
+    assert len(steps) == 3
+    assert all(len(step) == 1 and step != {"None"} for step in steps.values()), steps
+
+
+def test_a_smaller_world_has_the_same_averages_of_such_an_optimizer(
+    start_job: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank has another part of each then."""
+    for name in ("TEST_WRAPPED", "TEST_RESIZE", "TEST_STATE"):
+        monkeypatch.setenv(name, "1")
+    shape = (*SHAPE, "--min-pods", "1", "--max-replacements", "0")
+    train(start_job, tmp_path / "broken", "fsdp2", "kill-pod:0:2:7", shape=shape)
+    worlds = {line.split()[2] for line in (tmp_path / "broken" / "restored").read_text().splitlines()}
+    assert worlds == {"2", "4"}
+    saved: dict[str, str] = {}
+    loaded: dict[str, str] = {}
+    for line in (tmp_path / "broken" / "states").read_text().splitlines():
+        iteration, what, step, digest = line.split()
+        if what == "loaded" and step != "None":
+            loaded[step] = digest
+        elif iteration == "0":
+            saved[step] = digest
+    assert loaded
+    assert loaded == {step: saved[step] for step in loaded}
+
+
 def test_a_fault_beside_a_step_that_is_saved_twice_costs_that_step_at_most(
     start_job: Callable[..., Any], calm: Calm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
