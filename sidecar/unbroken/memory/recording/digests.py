@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from unbroken.checkpoint_records import DIGEST_CHARACTERS, MAX_NAME, MAX_NAMES
-from unbroken.memory.shard import Shard
+from unbroken.memory.shard import TENSOR_PATHS, Shard
 
 _MAX_DEPTH = 100
 _MAX_KEYS = 2000
@@ -34,6 +34,8 @@ def digests_of(shard: Shard) -> tuple[tuple[str, ...], int, int, str]:
     found = floats + others
     num_tensors = len(found)
     objects = torch.load(io.BytesIO(shard.objects), weights_only=True)
+    # Says where the tensors lie, and nothing of what was trained.
+    objects.pop(TENSOR_PATHS, None)
     for name, value in sorted(objects.items()):
         found += _digests_of_object(str(name), value)
     if len(found) > MAX_NAMES:
