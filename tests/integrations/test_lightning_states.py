@@ -25,6 +25,8 @@ pytestmark = [pytest.mark.integrations, pytest.mark.filterwarnings("ignore")]
 NUM_SAMPLES, BATCH = 40, 4
 QUIET = dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary", "logger"), False)
 
+RELOADS = {"val_check_interval": 4, "reload_dataloaders_every_n_epochs": 1}
+
 
 class Memory:
     """A double of the checkpoints in memory."""
@@ -171,6 +173,70 @@ def test_what_hooks_and_data_save_is_there_again(monkeypatch: pytest.MonkeyPatch
     assert got_data.num_given == want_data.num_given == 20
     # A callback that averages weights has put the averages in their place.
     assert torch.equal(got.layer.weight, want.layer.weight)
+
+
+class Validates(Module):
+    """Logs a value in each batch of a validation."""
+
+    def validation_step(self, batch: list[torch.Tensor], index: int) -> None:
+        """Log it."""
+        self.log("distance", self.layer(batch[0]).square().mean(), on_step=True, on_epoch=False)
+
+
+class Notes(Callback):  # type: ignore[misc]  # the package brings no types here
+    """What the counters of validations were as each batch began, and the numbers of what they logged."""
+
+    def __init__(self) -> None:
+        self.counted: dict[int, Any] = {}
+        self.logged: dict[int, list[int]] = {}
+
+    def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
+        """Note the counters."""
+        self.counted[trainer.global_step] = trainer.fit_loop.epoch_loop.val_loop.batch_progress.state_dict()
+
+    def take(self, trainer: Any, metrics: dict[str, Any], step: int | None) -> None:
+        """Note the number of a log."""
+        if "distance" in metrics and step is not None:
+            self.logged.setdefault(trainer.global_step, []).append(step)
+
+
+@pytest.mark.parametrize("options", [{"val_check_interval": 3}, {"check_val_every_n_epoch": 2}, RELOADS], ids=str)
+@pytest.mark.parametrize("at", [5, 6, 7, 13, 16, 25])
+def test_validations_are_counted_and_numbered_as_without_a_fault(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: dict[str, Any], at: int
+) -> None:
+    """Lightning would count one more that was due at the checkpoint, and number the logs of the next from 0."""
+
+    def train(store: Memory, notes: Notes, *others: Callback) -> None:
+        monkeypatch.setattr(memory, "Checkpointer", lambda **_options: store)
+        call: Any = Call()
+        batches = GlobalBatches(NUM_SAMPLES, BATCH)
+        torch.manual_seed(1)
+        trainer = Trainer(
+            **{"accelerator": "cpu", "devices": 1, "max_epochs": 4, "default_root_dir": tmp_path, **QUIET, **options},
+            callbacks=[*others, lightning.Resume(call, batches=batches), notes],
+        )
+        log = trainer._logger_connector.log_metrics
+
+        def note(metrics: dict[str, Any], step: int | None = None) -> None:
+            notes.take(trainer, metrics, step)
+            log(metrics, step)
+
+        monkeypatch.setattr(trainer._logger_connector, "log_metrics", note)
+        data = TensorDataset(torch.arange(4.0 * NUM_SAMPLES).reshape(NUM_SAMPLES, 4) / 100)
+        trainer.fit(Validates(), DataLoader(data, batch_sampler=batches), DataLoader(data, 20))
+
+    want, first, after, store = Notes(), Notes(), Notes(), Memory()
+    train(Memory(), want)
+    with pytest.raises(RuntimeError, match="fails"):
+        train(store, first, Fails(at))
+    train(store, after)
+    assert store.kept is not None
+    for notes in (first, after):
+        assert notes.counted == {step: one for step, one in want.counted.items() if step in notes.counted}
+        assert notes.logged == {step: one for step, one in want.logged.items() if step in notes.logged}
+    assert first.counted.keys() | after.counted.keys() == want.counted.keys()
+    assert first.logged.keys() | after.logged.keys() == want.logged.keys() != set()
 
 
 class Best(Callback):  # type: ignore[misc]  # the package brings no types here

@@ -5,6 +5,7 @@ known workers, none twice, within all limits of the spec. An error of the script
 make it. If the answer leaves too few workers with a rank while others may come, the job waits for them.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Union
@@ -30,6 +31,8 @@ from unbroken_core.ranks.worlds import Outcome, Shortage, Worker, World
 from unbroken_core.vocabulary.plurals import counted
 from unbroken_core.vocabulary.reasons import JobPhase, Reason, Role, Rung
 
+MAX_NAMES_BYTES = 2 << 20
+"""Of all keys of all workers in a question: half of a message, since the other half has the workers' numbers."""
 MAX_SILENT = 3
 """Workers in a row that may leave a question without an answer."""
 
@@ -71,6 +74,8 @@ def _consult(job: JobState, phase: Consultable, now_s: float) -> Union[list[Work
     asked = phase.consulting.question
     if asked is None or asked.version != job.members.ranking.version:
         question = _question(job, asked, now_s)
+        if refusal := _too_long(question.question.names):
+            return EndJob(JobPhase.FAILED, Reason.POLICY_REFUSED, refusal)
         return Ask(question, replace(phase, consulting=replace(phase.consulting, question=question)))
     member = job.members.by_uid[asked.uid]
     place = member.places[asked.local_rank]
@@ -123,6 +128,17 @@ def _keys(job: JobState, workers: list[Worker]) -> tuple[tuple[tuple[str, ...], 
     places: dict[tuple[str, ...], int] = {}
     keys = tuple(places.setdefault(said[worker], len(places)) if worker in said else -1 for worker in workers)
     return tuple(places), keys
+
+
+def _too_long(names: tuple[tuple[str, ...], ...]) -> str:
+    """Return why these keys fit in no message, and no worker could be asked; "" if they do."""
+    size_bytes = len(json.dumps(names))
+    if size_bytes <= MAX_NAMES_BYTES:
+        return ""
+    return (
+        f"rank_assignment: want keys that take at most {MAX_NAMES_BYTES:,} bytes together, since one worker is sent "
+        f"those of all, got {size_bytes:,} bytes of {counted(len(names), 'different key')}: make them shorter"
+    )
 
 
 def _is_there(job: JobState, previous: Consultation, healthy: list[Worker]) -> bool:

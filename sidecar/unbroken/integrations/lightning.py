@@ -135,6 +135,8 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         """What callbacks may change, as training begins; None before."""
         self._changed_options: dict[str, Any] | None = None
         """What they had changed; None where nothing is restored."""
+        self._validations: lightning_hooks.Validations | None = None
+        """What they have counted, as restored; None once it is put back."""
         self._num_fetched = 0
         """Batches that a module which takes them by itself had taken when this one began."""
         self._accumulates = 1
@@ -259,16 +261,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
             self._changed_options = None
         self._num_fetched = _num_fetched(trainer)
         if self._random is not None:
-            # Lightning counts a batch that was begun and not ended once more, and validates by that number.
-            progress.ready = done + 1
-            # So it may count a step once more, by which it numbers what it logs.
-            vars(trainer.fit_loop.epoch_loop).update(self._num_stepped)
-            # GradientAccumulationScheduler sets it when an epoch begins, and wants 1 before; this one goes on.
-            trainer.accumulate_grad_batches = self._accumulates
-            rank, world_size = trainer.global_rank, trainer.world_size
-            if not random_numbers.restore(self._random, rank, world_size, seed=done):
-                logger.warning("random numbers: new seeds, since this rank or the world size is another: at=%d", done)
-            self._random = None
+            self._go_on(trainer, done)
         if done == self._begun_at:
             return
         # Gradients that wait for more batches are in no checkpoint.
@@ -283,6 +276,21 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         else:
             self._call.ping()
 
+    def _go_on(self, trainer: Any, done: int) -> None:
+        """Set, before the first batch after a fault, what Lightning counts otherwise when it resumes."""
+        # It counts a batch that was begun and not ended once more, and validates by that number.
+        _progress_of(trainer).ready = done + 1
+        # So it may count a step once more, by which it numbers what it logs.
+        vars(trainer.fit_loop.epoch_loop).update(self._num_stepped)
+        # GradientAccumulationScheduler sets it when an epoch begins, and wants 1 before; this one goes on.
+        trainer.accumulate_grad_batches = self._accumulates
+        if self._validations is not None and not self._validations.put_back():
+            self._validations = None
+        rank, world_size = trainer.global_rank, trainer.world_size
+        if not random_numbers.restore(self._random, rank, world_size, seed=done):
+            logger.warning("random numbers: new seeds, since this rank or the world size is another: at=%d", done)
+        self._random = None
+
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Remember the data's state, before the next batch is fetched. Refuse a module that has taken another one."""
         if (taken := _num_fetched(trainer) - self._num_fetched) > 1:
@@ -291,6 +299,12 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
                 "that were taken ahead would be left out, or trained twice"
             )
         self._data = copy.deepcopy(lightning_hooks.data_state(trainer))
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Number the logs of the first validation after a fault, where it has only now made its loader."""
+        if self._validations is not None and not trainer.sanity_checking:
+            self._validations.number_logs()
+            self._validations = None
 
     def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
         """A validation makes progress, too."""
@@ -364,6 +378,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
             "values": self._changed_values(),
             "options": self._options_now(),
             "should_stop": bool(trainer.should_stop),
+            "validations": lightning_hooks.Validations.read(trainer),
         }
 
     def _restore(self, trainer: Any, progress: dict[str, Any]) -> None:
@@ -375,6 +390,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         self._modes = progress["modes"]
         self._changed = progress.get("values")
         self._changed_options = progress.get("options")
+        self._validations = lightning_hooks.Validations(trainer, progress.get("validations", {}))
         # Something has asked for the end, and Lightning goes on until `min_steps` or `min_epochs`.
         trainer.should_stop = progress["should_stop"]
         trainer.fit_loop.load_state_dict(progress["loops"])

@@ -121,6 +121,41 @@ def restore(trainer: Any, own: Any, collected: dict[str, Any]) -> None:
             one.on_load_checkpoint(trainer, module, checkpoint)
 
 
+class Validations:
+    """How many batches validations have had: Lightning counts them, and numbers by that what they log in each batch.
+
+    Its own counters say so only until it resumes: it believes that a checkpoint was taken before a validation that was
+    due with it, and adds that one once more; of what numbers the logs it saves nothing.
+    """
+
+    def __init__(self, trainer: Any, kept: dict[str, Any]) -> None:
+        self._loop = trainer.fit_loop.epoch_loop.val_loop
+        self._kept = kept
+        # A loader that Lightning makes anew then begins anew in a training without a fault, too.
+        self._is_made_anew = bool(trainer.reload_dataloaders_every_n_epochs)
+
+    @staticmethod
+    def read(trainer: Any) -> dict[str, Any]:
+        """Return what to keep."""
+        loop = trainer.fit_loop.epoch_loop.val_loop
+        seen, made_in = dict(loop._seen_batches_per_dataloader), loop._last_val_dl_reload_epoch
+        return {"progress": loop.batch_progress.state_dict(), "seen": seen, "made_in": made_in}
+
+    def put_back(self) -> bool:
+        """Set it before the first batch after a fault; return whether the first validation needs it once more."""
+        if not self._kept:
+            return False
+        self._loop.batch_progress.load_state_dict(self._kept["progress"])
+        self._loop._last_val_dl_reload_epoch = self._kept["made_in"]
+        self.number_logs()
+        return self._loop._combined_loader is None and not self._is_made_anew
+
+    def number_logs(self) -> None:
+        """Set the number of the next log. A validation that makes its loader first sets it to 0."""
+        self._loop._seen_batches_per_dataloader.clear()
+        self._loop._seen_batches_per_dataloader.update(self._kept["seen"])
+
+
 def data_state(trainer: Any) -> dict[str, Any]:
     """Return the state of the LightningDataModule, if there is one and it has one."""
     module = getattr(trainer, "datamodule", None)

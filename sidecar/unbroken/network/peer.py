@@ -4,6 +4,7 @@ import asyncio
 import struct
 
 _MAX_UNSENT_BYTES = 1 << 20
+"""Of what waits for an agent, or twice the largest frame: one question about 100,000 workers is larger than this."""
 _CLOSE_NORMAL = struct.pack(">BBH", 0x88, 2, 1000)
 
 
@@ -30,12 +31,15 @@ class FrameWriter:
         self.is_member = False
         """Whether it was welcomed to the job."""
         self._transport = transport
+        self._limit_bytes = _MAX_UNSENT_BYTES
 
     def send(self, frame: bytes) -> bool:
         """Send a frame; return False, and break the connection, when the agent does not read."""
         if self._transport.is_closing():
             return True
-        if self._transport.get_write_buffer_size() + len(frame) > _MAX_UNSENT_BYTES:
+        # It would never get through: the agent comes back, and is sent the same.
+        self._limit_bytes = max(self._limit_bytes, 2 * len(frame))
+        if self._transport.get_write_buffer_size() + len(frame) > self._limit_bytes:
             self._transport.abort()
             return False
         self._transport.write(frame)

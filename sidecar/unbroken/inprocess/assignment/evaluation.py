@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from unbroken.inprocess.assignment import roll_call
 from unbroken.inprocess.assignment.policy import key_functions
 from unbroken.inprocess.assignment.roll_call import NotSentError, RollCall
 from unbroken.inprocess.assignment.steps import (
@@ -49,11 +50,17 @@ def answer(assignment: RankAssignment | None, rank_filter: RankAssignment | None
             )
             workers = evaluate()
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        where = f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
-        text = f"{type(error).__name__}: {error}"[:MAX_ERROR] + where
+        text = f"{type(error).__name__}: {error}"[:MAX_ERROR] + _place(error)
         return Answer(question.term, question.number, (), text)
     return Answer(question.term, question.number, tuple(workers))
+
+
+def _place(error: Exception) -> str:
+    """Return the line that raised it; for what `ctx.store` refuses, the script's, which called that."""
+    frames = traceback.extract_tb(error.__traceback__)
+    while len(frames) > 1 and frames[-1].filename == roll_call.__file__:
+        frames.pop()
+    return f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
 
 
 def _in_turn(policies: Iterable[RankAssignment | None]) -> list[RankAssignment]:

@@ -29,6 +29,7 @@ from unbroken.inprocess.assignment.steps import (
 from unbroken.inprocess.assignment.tree import Layer, LayerFlag, Tree
 from unbroken.inprocess.pod.environment import PodContext
 from unbroken.inprocess.state import State
+from unbroken_core.protocol.bounds import MAX_KEYS, MAX_SENTENCE
 from unbroken_core.protocol.messages import Policy
 from unbroken_core.vocabulary.layers import Layer as CoreLayer
 
@@ -36,6 +37,8 @@ _FIRST_PLAN = (
     "state.rank is the worker's number before the first plan: RANK, or else the pod's number and LOCAL_RANK; None "
     "where neither is known"
 )
+_MAX_SHOWN = 60
+"""Characters of a key in an error."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +83,13 @@ def refuse_inside(assignment: RankAssignment | None) -> None:
 def ask(assignment: RankAssignment | None, rank_filter: RankAssignment | None, state: State) -> Asked:
     """Return what a wrapper asks for; `state` is this worker before the first plan.
 
-    Raises ValueError that names the step when a key function fails, and what the world_size_filter of a Tree did.
+    Raises ValueError that names the step when a key function fails or its key is too long for messages, and what the
+    world_size_filter of a Tree did.
     """
     steps = [*_steps(rank_filter), *_steps(assignment)]
     said = tuple(_key(where, key, state) for step in steps for where, key in key_functions(step))
+    if len(said) > MAX_KEYS:
+        raise ValueError(f"rank_assignment: want at most {MAX_KEYS} keys of all its steps together, got {len(said)}")
     if any(map(_is_own, steps)):
         code = ", ".join(f"{type(step).__module__}.{type(step).__qualname__}" for step in steps)
         return Asked(Policy(code=code), said)
@@ -134,11 +140,18 @@ def violation(policy: RankAssignment | None, active_world_size: int) -> str:
 
 def _key(where: str, key_or_fn: str | Callable[[State], str], state: State) -> str:
     try:
-        return str(key_or_fn(state)) if callable(key_or_fn) else key_or_fn
+        key = str(key_or_fn(state)) if callable(key_or_fn) else key_or_fn
     except Exception as error:
         raise ValueError(
             f"rank_assignment: {where}: want a name for {state}, got {type(error).__name__}: {error} ({_FIRST_PLAN})"
         ) from error
+    # The agent would refuse it in each report, and the worker would take that for an agent that does not answer.
+    if len(key) > MAX_SENTENCE:
+        raise ValueError(
+            f"rank_assignment: {where}: want at most {MAX_SENTENCE:,} characters, which every rank can be sent, "
+            f"got {len(key):,}: {key[:_MAX_SHOWN]}..."
+        )
+    return key
 
 
 def _layer(layer: Layer) -> CoreLayer:

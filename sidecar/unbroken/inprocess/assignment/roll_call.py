@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
-from unbroken.inprocess.state import State
+from unbroken.inprocess.state import FrozenState, State
 
 Made = TypeVar("Made")
 
@@ -18,6 +18,12 @@ class NotSentError(BaseException):
 
     No Exception: a policy's own handler must not take it for a store that fails.
     """
+
+
+def refuse_other_than_state(state: object) -> None:
+    """Raises TypeError for what is sent as a state and is none."""
+    if not isinstance(state, (State, FrozenState)):
+        raise TypeError(f"send_state: want a State, such as ctx.state, got {type(state).__name__}: {state!r:.60}")
 
 
 class RollCall:
@@ -56,7 +62,8 @@ class RollCall:
         return len(self._states)
 
     def send_state(self, state: State, rank: int) -> None:
-        """Publish the state of a rank, as it is now."""
+        """Publish the state of a rank, as it is now. Raises TypeError for what is no state."""
+        refuse_other_than_state(state)
         self._states[rank] = replace(state, fn_exception=None)
 
     def get_states(self, ranks: Iterable[int]) -> list[State]:

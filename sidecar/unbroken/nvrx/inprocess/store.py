@@ -13,6 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from unbroken.inprocess.assignment.roll_call import refuse_other_than_state
 from unbroken.inprocess.state import FrozenState, Mode, State
 
 __all__ = ["FileStore", "PrefixStore", "StoreMixin", "TCPStore"]
@@ -31,7 +32,8 @@ class StoreMixin:
         return ()
 
     def send_state(self, state: State | FrozenState, rank: int) -> None:
-        """Publish the state of a rank, without its exception."""
+        """Publish the state of a rank, without its exception. Raises TypeError for what is no state."""
+        refuse_other_than_state(state)
         fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
         sent = json.dumps({**fields, "mode": state.mode.name, "fn_exception": None})
         self._store().set(self.STATE.format(rank=rank), sent)

@@ -1,6 +1,7 @@
 """Policies with keys: each worker says its own, one worker answers with the keys of all."""
 
 import datetime
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from unbroken.inprocess import rank_assignment as ra
 from unbroken.inprocess.assignment.evaluation import answer
 from unbroken.inprocess.assignment.policy import Asked, ask
 from unbroken.inprocess.state import Mode, State
+from unbroken_core.protocol.bounds import MAX_KEYS, MAX_SENTENCE
 from unbroken_core.protocol.messages import Policy, Question
 from unbroken_core.vocabulary.layers import Layer
 
@@ -411,6 +413,44 @@ def test_key_that_depends_on_others_is_refused() -> None:
 
     with pytest.raises(ValueError, match="get_states before send_key: want the key to depend on this rank alone"):
         ask(Compose(Late(), ra.ShiftRanks()), None, State(0, 2))
+
+
+class Sends(ra.RankFilter):
+    """Sends a key, or else a state."""
+
+    def __init__(self, key: object, state: object = None) -> None:
+        self.key = key
+        self.state = state
+
+    def __call__(self, ctx: ra.RankAssignmentCtx) -> ra.RankAssignmentCtx:
+        if self.key is None:
+            ctx.store.send_state(self.state, ctx.state.rank)
+        else:
+            ctx.store.send_key(self.key, ctx.state.rank)
+        return ctx
+
+
+def test_key_that_no_message_can_hold_is_refused_where_it_is_made() -> None:
+    """The agent would refuse each report with it, and the worker wait for an agent that is there."""
+    longest = "x" * (MAX_SENTENCE - 2)  # JSON adds its quotes
+    assert ask(Compose(Sends(longest), ra.ShiftRanks()), None, State(0, 2)).keys == (f'"{longest}"',)
+    wanted = r"Sends: ctx.store.send_key: want at most 16,384 characters.*, got 3,000,002: \"x"
+    with pytest.raises(ValueError, match=wanted):
+        ask(Compose(Sends("x" * 3_000_000), ra.ShiftRanks()), None, State(0, 2))
+    with pytest.raises(
+        ValueError, match=r"FilterCountGroupedByKey: key_or_fn: want at most 16,384 .*, got 20,000: yyy"
+    ):
+        ask(Compose(ra.FilterCountGroupedByKey("y" * 20_000, bool), ra.ShiftRanks()), None, State(0, 2))
+    steps = [Sends("x")] * (MAX_KEYS + 1)
+    with pytest.raises(ValueError, match="want at most 64 keys of all its steps together, got 65"):
+        ask(Compose(*steps, ra.ShiftRanks()), None, State(0, 2))
+
+
+def test_what_is_sent_as_a_state_and_is_none_is_refused_with_the_line_of_the_script() -> None:
+    failed = answer(Compose(Sends(None, {"rank": 3}), ra.ShiftRanks()), None, question(2, set(), [()] * 2))
+    wanted = "TypeError: send_state: want a State, such as ctx.state, got dict: {'rank': 3} ("
+    assert failed.error.startswith(wanted)
+    assert re.search(r"test_evaluation\.py:\d+ in __call__\)$", failed.error), failed.error
 
 
 def test_policy_that_raises_once_is_evaluated_again() -> None:

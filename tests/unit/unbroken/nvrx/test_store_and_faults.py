@@ -28,6 +28,11 @@ def test_states_and_keys_go_from_rank_to_rank() -> None:
     assert store.critical_ranks == ()
 
 
+def test_what_is_no_state_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"send_state: want a State, such as ctx.state, got dict: {'rank': 3}"):
+        PrefixStore(3, HashStore()).send_state({"rank": 3}, 0)  # type: ignore[arg-type] # what a script may do
+
+
 def test_all_ranks_choose_the_same_ranks_and_spare_the_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
     hit: dict[int, list[tuple[object, float]]] = {}
     monkeypatch.setenv("WORLD_SIZE", "8")

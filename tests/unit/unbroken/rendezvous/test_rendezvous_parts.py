@@ -165,6 +165,15 @@ def test_agent_that_does_not_read_is_cut_off_when_its_queue_is_full() -> None:
     assert peer.send(b"x")
 
 
+def test_one_message_that_is_larger_than_the_queue_gets_through() -> None:
+    """Keys of 131,072 workers in one question: cut off, the agent came back, was sent the same, and so for ever."""
+    transport = SlowTransport()
+    peer = FrameWriter("s", "pod", transport, 0.0)  # type: ignore[arg-type] # has what a FrameWriter uses of a transport
+    sizes = (200, 1_340_000, 200, 1_300_000, 200)
+    assert ([peer.send(b"x" * size) for size in sizes], transport.is_aborted) == ([True, True, True, True, True], False)
+    assert (peer.send(b"x" * (300 << 10)), transport.is_aborted) == (False, True)
+
+
 def test_pods_that_have_taken_leave_are_counted_until_they_come_back() -> None:
     async def run() -> list[int]:
         service = Service(Coordinator(JobSettings("digits", replicas=2), 0.0), Refusals())

@@ -361,6 +361,24 @@ def test_script_that_gives_too_few_a_rank_ends_the_job_when_no_other_pod_comes_i
     assert "the rank assignment of the script gives 2 workers of 1 pod a rank" in status.message
 
 
+@pytest.mark.parametrize(("size", "phase"), [(5_500, JobPhase.FORMING), (6_000, JobPhase.FAILED)])
+def test_keys_that_fit_in_no_message_fail_the_job_at_once(size: int, phase: JobPhase) -> None:
+    """No worker could be asked: its agent would refuse the question each time."""
+    bench = Bench()
+    for number in range(3):
+        keys = [tuple(f"{number} {local_rank} {'x' * size}" for _key in range(60)) for local_rank in range(2)]
+        workers = bench.workers(READY)
+        bench.join(f"p-{number}", [replace(state, keys=keys[state.local_rank]) for state in workers])
+    status = bench.status()
+    assert (status.phase, bool(bench.asked)) == (phase, phase is JobPhase.FORMING)
+    if phase is JobPhase.FAILED:
+        wanted = (
+            "want keys that take at most 2,097,152 bytes together, since one worker is sent those of all, got 2,162"
+        )
+        assert status.message.startswith(f"rank_assignment: {wanted}")
+        assert status.message.endswith(" bytes of 6 different keys: make them shorter")
+
+
 def test_keys_of_all_workers_go_with_the_question_those_of_the_lost_included() -> None:
     """0.16: each combination once, and whose is which; a pod that said nothing is not known."""
     bench = Bench()
