@@ -85,7 +85,7 @@ class Handover:
     def begin(self, place: WorkerInfo) -> None:
         """Void what earlier iterations have not made whole, before anybody looks for it. A collective of all ranks.
 
-        Raises OSError.
+        Raises OSError, on all ranks where one cannot.
         """
         self._epoch, self._due, self._ordered = None, None, {}
         self._rank = place.rank
@@ -100,13 +100,24 @@ class Handover:
         rows = gather([[epoch.nonce, int(bool(self.intruder))]], 2)
         epoch = replace(epoch, nonce=rows[0][0][0])
         self._begun, self._problem = epoch, ""
+        failure: OSError | None = None
         try:
             if any(is_seen for ((_nonce, is_seen),) in rows):
                 raise OSError(INTRUDED)
             epoch.begin()
         except OSError as error:
-            self._problem = f"rank {place.rank}: {error}"
-            raise
+            failure = error
+        # Without one rank no step becomes whole: no other one keeps its slots for what that one never writes.
+        numbers = gather([[-1 if failure is None else failure.errno or 0]], 1)
+        failed = {rank: number for rank, ((number,),) in enumerate(numbers) if number >= 0}
+        if failure is None and failed:
+            rank, number = next(iter(failed.items()))
+            failure = OSError(f"rank {rank} cannot write there: {os.strerror(number) if number else 'see its log'}")
+            self._problem = str(failure)
+        elif failure is not None:
+            self._problem = f"rank {place.rank}: {failure}"
+        if failure is not None:
+            raise failure
         self._epoch = epoch
         # It takes a while to start, and no slot is kept for it before it has.
         _child()
