@@ -78,6 +78,8 @@ class Handover:
         """What has not been ordered yet."""
         self._ordered: dict[int, _Child] = {}
         """By step, who was ordered to write it."""
+        self._reading: tuple[_Child, _Due] | None = None
+        """The last order, until its slot is free again."""
         self._rank = 0
         self.intruder = ""
         """Another job that has begun in the folder since this one did, as this rank sees it."""
@@ -87,7 +89,7 @@ class Handover:
 
         Raises OSError, on all ranks where one cannot.
         """
-        self._epoch, self._due, self._ordered = None, None, {}
+        self._epoch, self._due, self._ordered, self._reading = None, None, {}, None
         self._rank = place.rank
         self._newest, self._newest_due, self._loaded = 0, -1, None
         job = hashlib.sha256(os.environ.get("TORCHELASTIC_RUN_ID", "").encode()).hexdigest()[:32]
@@ -168,6 +170,8 @@ class Handover:
     def catch_up(self) -> None:
         """Order what could not be ordered before, if it is still in memory."""
         due, epoch = self._due, self._epoch
+        if epoch is not None:
+            self._tell_of_ended(epoch)
         if due is None or epoch is None:
             return
         descriptors: list[int] = []
@@ -184,7 +188,7 @@ class Handover:
             descriptors.append(_file_of(due.names))
             child = _child()
             child.order(replace(self._order(epoch, due), path=str(lent.path), serial=lent.serial), descriptors)
-            self._ordered[due.step] = child
+            self._ordered[due.step], self._reading = child, (child, due)
             while len(self._ordered) > _MOST_ORDERED:
                 del self._ordered[next(iter(self._ordered))]
         except OSError as error:
@@ -192,6 +196,21 @@ class Handover:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def _tell_of_ended(self, epoch: Epoch) -> None:
+        """Have the other ranks told if this one's process has ended while it read: they keep their slots until it has.
+
+        They would skip their saves and this one not: soon no step in memory would be that of all.
+        """
+        if self._reading is None:
+            return
+        child, due = self._reading
+        has_ended = not child.is_alive
+        if child.has_taken():
+            self._reading = None
+        elif has_ended:
+            self._reading = None
+            self._give_up(epoch, due, "its process that writes to the disk has ended")
 
     def _order(self, epoch: Epoch, due: _Due) -> WriteOrder:
         """Return the order to write a step, without its slot."""
@@ -299,6 +318,12 @@ class _Child:
         except BlockingIOError:
             return False
         return True
+
+    def has_taken(self) -> bool:
+        """Whether it has taken what was ordered last; not when it has ended before."""
+        with contextlib.suppress(OSError):
+            self.is_free()
+        return not self._is_busy
 
     def order(self, order: WriteOrder, descriptors: Sequence[int]) -> None:
         """Send an order. Raises OSError."""

@@ -63,6 +63,9 @@ class FakeChild:
         self.num_busy -= 1
         return self.num_busy < 0
 
+    def has_taken(self) -> bool:
+        return self.num_busy < 0
+
     def order(self, order: WriteOrder, descriptors: Sequence[int]) -> None:
         self.ordered.append(order.step)
         if self.problem:
