@@ -176,6 +176,7 @@ class Checkpointer:
         self._refuse_another(arena, self._place, state)
         shard = self._reader.read(state)
         if not arena.has(self._place, step):
+            handover.let_go()
             result = arena.write(self._place, step, shard, until_s - time.monotonic())
             if isinstance(result, Skipped):
                 self._skip(step, result.reason)

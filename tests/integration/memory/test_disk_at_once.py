@@ -85,6 +85,9 @@ class Pod:
         self.writer._take(order, [os.dup(one) for one in descriptors])
         self.writer._publish()
 
+    def give_up(self, order: WriteOrder) -> None:
+        self.writer._take(order, [])
+
     def end(self) -> None:
         """Give everything back."""
         self.arena.close()
@@ -258,6 +261,36 @@ def test_a_slot_is_kept_while_another_rank_reads_its_own(
     assert slot.lock()
     slot.unlock()
     assert epoch.has_part(10, 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_slot_that_waits_for_its_process_is_kept_for_a_while(
+    pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes of other ranks may be there before, and keep theirs. Before, this rank saved on without them."""
+    state: dict[str, Any] = {"w": torch.arange(5000.0)}
+    checkpoints = Checkpointer(disk=tmp_path / "disk", disk_every=10)
+    assert checkpoints.load(state) is None
+    monkeypatch.setattr(pod, "is_free", lambda: False)
+    assert isinstance(checkpoints.save(state, 10), Saved)
+    assert isinstance(checkpoints.save(state, 11), Saved)
+    assert isinstance(checkpoints.save(state, 12), Skipped)
+    # Who is forked meanwhile, as one that loads data, does not keep it for longer.
+    readable, writable = os.pipe()
+    if (forked := os.fork()) == 0:
+        os.close(writable)
+        os.read(readable, 1)
+        os._exit(handover._Process.kept is not None)
+    os.close(readable)
+    handover._Process.kept_until_s = 0.0
+    assert isinstance(checkpoints.save(state, 13), Saved)
+    assert isinstance(checkpoints.save(state, 20), Saved)
+    assert isinstance(checkpoints.save(state, 21), Saved)
+    # One that waits for a slot does not wait for itself.
+    assert not checkpoints.flush(state, 22, timeout_s=0.5)
+    assert {_step_in(path) for path in pod.arena.own_slots()} == {21, 22}
+    os.close(writable)
+    assert os.waitpid(forked, 0)[1] == 0
 
 
 def test_a_slot_that_differs_from_its_digests_is_not_written_and_counts(pod: Pod, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The worker's side: orders its process to write a slot, and waits for nothing."""
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import logging
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from unbroken.memory.agreement import gather
-from unbroken.memory.arena import WorkerSlots
+from unbroken.memory.arena import LentSlot, WorkerSlots
 from unbroken.memory.background.epochs import Epoch, Failure
 from unbroken.memory.background.news import on_disk
 from unbroken.memory.background.orders import WriteOrder, send
@@ -29,6 +30,9 @@ Names = Mapping[str, Sequence[Any]]
 _LOOK_S = 0.1
 _MOST_ORDERED = 64
 _QUICK_S, _MOST_QUICK = 60.0, 3
+_KEEP_S = 5.0
+"""How long a slot is not written that waits for its process, as one whose process waits for other ranks: those that are
+quicker skip their saves meanwhile."""
 INTRUDED = "another job has begun in this folder since this one did; give each a folder of its own"
 
 
@@ -90,6 +94,7 @@ class Handover:
         Raises OSError, on all ranks where one cannot.
         """
         self._epoch, self._due, self._ordered, self._reading = None, None, {}, None
+        _Process.let_go()
         self._rank = place.rank
         self._newest, self._newest_due, self._loaded = 0, -1, None
         job = hashlib.sha256(os.environ.get("TORCHELASTIC_RUN_ID", "").encode()).hexdigest()[:32]
@@ -155,9 +160,16 @@ class Handover:
         if before is not None:
             problem = f"step {before.step}: the disk is slower than `disk_every`"
             self._give_up(epoch, before, "its disk is slower than `disk_every`")
+        _Process.let_go()
         self._due = _Due(place, arena, step, names)
         self.catch_up()
+        if self._due is not None:
+            _Process.keep(self._due)
         return problem
+
+    def let_go(self) -> None:
+        """Keep no slot that waits for its turn: a save is about to wait for one."""
+        _Process.let_go()
 
     def demand(self, step: int) -> None:
         """A step belongs on the disk, whether it is due or not: `wait` waits for it."""
@@ -170,6 +182,8 @@ class Handover:
     def catch_up(self) -> None:
         """Order what could not be ordered before, if it is still in memory."""
         due, epoch = self._due, self._epoch
+        if time.monotonic() > _Process.kept_until_s:
+            _Process.let_go()
         if epoch is not None:
             self._tell_of_ended(epoch)
         if due is None or epoch is None:
@@ -179,7 +193,7 @@ class Handover:
             if not _child().is_free():
                 return
             self._due = None
-            lent = due.arena.lend(due.place, due.step)
+            lent = _Process.take(due) or due.arena.lend(due.place, due.step)
             if lent is None:
                 logger.warning("not written to the disk: step %d is not in memory any more", due.step)
                 self._give_up(epoch, due, "it was not in memory any more when it could be written")
@@ -345,6 +359,44 @@ class _Process:
     child: _Child | None = None
     num_quick = 0
     """Children in a row that ended soon after their start."""
+    kept: tuple[_Due, LentSlot] | None = None
+    """The slot that waits for its turn, locked."""
+    kept_until_s = 0.0
+
+    @classmethod
+    def keep(cls, due: _Due) -> None:
+        """Have a slot stay as it is for a while."""
+        cls.let_go()
+        with contextlib.suppress(OSError):
+            lent = due.arena.lend(due.place, due.step)
+            cls.kept, cls.kept_until_s = None if lent is None else (due, lent), time.monotonic() + _KEEP_S
+
+    @classmethod
+    def take(cls, due: _Due) -> LentSlot | None:
+        """Return the slot if it is kept: it is the caller's now."""
+        if cls.kept is None or cls.kept[0] is not due:
+            return None
+        _, lent = cls.kept
+        cls.kept = None
+        return lent
+
+    @classmethod
+    def let_go(cls) -> None:
+        """Let what is kept be written again."""
+        if cls.kept is not None:
+            # Who was forked by other means meanwhile has the same lock.
+            fcntl.flock(cls.kept[1].descriptor, fcntl.LOCK_UN)
+            cls.forget()
+
+    @classmethod
+    def forget(cls) -> None:
+        """Close what is kept; a process that was forked does so at once, or it would have the lock for as long."""
+        if cls.kept is not None:
+            os.close(cls.kept[1].descriptor)
+            cls.kept = None
+
+
+os.register_at_fork(after_in_child=_Process.forget)
 
 
 def _child() -> _Child:

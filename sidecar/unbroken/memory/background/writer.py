@@ -280,6 +280,8 @@ class DiskWriter:
         """Let the worker write the slot again, and order the next one."""
         if not descriptors:
             return
+        # Who was forked by the worker while it kept the slot has the same lock.
+        fcntl.flock(descriptors[0], fcntl.LOCK_UN)
         for descriptor in descriptors:
             os.close(descriptor)
         descriptors.clear()
