@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import select
 import socket
 import struct
 import threading
@@ -232,8 +233,13 @@ def test_a_slot_is_not_kept_for_long_for_ranks_that_are_late(
 def test_a_slot_is_kept_while_another_rank_reads_its_own(
     pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That one skips its saves. Before, this one saved on: a fault then left no step that all ranks had in memory."""
+    """That one skips its saves. Before, this one saved on: a fault then left no step that all ranks had in memory.
+
+    The next order waits until the disk has all: its slot would wait in the queue, on this rank alone.
+    """
     monkeypatch.setattr(writer, "_BEGIN_S", 0.0)
+    is_told: list[bool] = []
+    monkeypatch.setattr(writer, "sync", lambda path: is_told.append(bool(select.select([pod._ours], [], [], 0)[0])))
     epoch = Epoch(tmp_path / "disk", "job", 0, 1, 7)
     epoch.begin()
     epoch.parts(10).mkdir()
@@ -261,6 +267,8 @@ def test_a_slot_is_kept_while_another_rank_reads_its_own(
     assert slot.lock()
     slot.unlock()
     assert epoch.has_part(10, 1)
+    assert set(is_told) == {False}
+    assert pod._ours.recv(100) == b"taken"
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

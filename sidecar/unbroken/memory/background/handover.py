@@ -83,7 +83,7 @@ class Handover:
         self._ordered: dict[int, _Child] = {}
         """By step, who was ordered to write it."""
         self._reading: tuple[_Child, _Due] | None = None
-        """The last order, until its slot is free again."""
+        """The last order, until this rank's part is on the disk."""
         self._rank = 0
         self.intruder = ""
         """Another job that has begun in the folder since this one did, as this rank sees it."""

@@ -35,8 +35,8 @@ PLAN_S = 60.0
 """How long a rank waits for all others to say what they have."""
 _HOLD_S = 5.0
 """How long its slot is not written meanwhile. Ranks that are late save on: soon no step in memory is that of all."""
-_BEGIN_S = 2.0
-"""How long its slot is not written after it was read, for others that have not begun to read theirs."""
+_BEGIN_S = 5.0
+"""How long its slot is not written after it was read, for others that have not begun, whose workers keep theirs."""
 _READ_S = 600.0
 """The same, while others read theirs. These skip saves: if this one did not, soon no step would be that of all."""
 _DIGESTS_S = 120.0
@@ -149,6 +149,7 @@ class DiskWriter:
             )
         finally:
             self._release(descriptors)
+            self._say_free()
 
     def _write(self, order: WriteOrder, descriptors: list[int]) -> int:
         """Write a part; return its bytes."""
@@ -277,7 +278,7 @@ class DiskWriter:
         return bool(poll.poll(0))
 
     def _release(self, descriptors: list[int]) -> None:
-        """Let the worker write the slot again, and order the next one."""
+        """Let the worker write the slot again."""
         if not descriptors:
             return
         # Who was forked by the worker while it kept the slot has the same lock.
@@ -285,9 +286,9 @@ class DiskWriter:
         for descriptor in descriptors:
             os.close(descriptor)
         descriptors.clear()
-        self._say_free()
 
     def _say_free(self) -> None:
+        """Let the worker order the next one: in the queue nobody would let go of its slot while the disk is slow."""
         try:
             self._connection.send(TAKEN, socket.MSG_DONTWAIT)
         except OSError:
