@@ -126,7 +126,7 @@ class Handover:
         if failure is not None:
             raise failure
         self._epoch = epoch
-        # It takes a while to start, and no slot is kept for it before it has.
+        # It takes a while to start, and a slot waits for it for a few seconds at most.
         _child()
 
     def loaded(self, step: int | None) -> None:
