@@ -82,7 +82,8 @@ def loader_of_two(num_workers: int = 0, *, is_stateful: bool = False) -> Any:
     """Return what Accelerate prepares for rank 0 of 2: 38 samples in batches of 3, so 7 batches with 4 samples more."""
     Accelerator(cpu=True)
     chance = torch.Generator().manual_seed(1)
-    bare: Any = DataLoader(SAMPLES[:38], 3, shuffle=True, generator=chance, num_workers=num_workers)  # type: ignore[arg-type]
+    samples: Any = SAMPLES[:38]
+    bare: Any = DataLoader(samples, 3, shuffle=True, generator=chance, num_workers=num_workers)
     return prepare_data_loader(
         bare,
         num_processes=2,

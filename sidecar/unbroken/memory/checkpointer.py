@@ -132,8 +132,11 @@ class Checkpointer:
         All ranks of the default group call it together, for the same step, at the end of the training or before its
         pods go: what is not whole when a rank's process ends may never be.
 
-        Raises ValueError for a step below 0, a state without a step, or one without `disk_every`; TypeError for what
-        could not be loaded again, once all ranks have ended their wait.
+        Without `disk_every` nothing is ever due: then a state is not written, which the log says, and this returns
+        False. An exception at the end of a training would only repeat its last steps.
+
+        Raises ValueError for a step below 0, or a state without a step; TypeError for what could not be loaded again,
+        once all ranks have ended their wait.
         """
         with standstill.measured():
             return self._flush(state, step, timeout_s)
@@ -143,15 +146,19 @@ class Checkpointer:
             return self._handover is None or self._handover.wait(timeout_s)
         if not isinstance(state, MutableMapping):
             raise ValueError(f"flush: want a state with its step, or neither, got {type(state).__name__}")
+        wanted = checked_step(step)
         if self._handover is None:
-            raise ValueError(
-                "flush: want `disk_every` in the Checkpointer, or in the job's spec.memory.disk, and a load"
+            logger.error(
+                "flush: step %d is not written to the disk: want `disk_every` in the Checkpointer, or in the job's "
+                "spec.memory.disk, and a load",
+                wanted,
             )
+            return False
         until_s = time.monotonic() + timeout_s
-        self._handover.demand(checked_step(step))
+        self._handover.demand(wanted)
         failure: Exception | None = None
         try:
-            self._write_now(self._handover, state, checked_step(step), until_s)
+            self._write_now(self._handover, state, wanted, until_s)
         except Exception as error:  # All others wait for this rank.
             failure = error
         is_whole = self._handover.wait(until_s - time.monotonic())
@@ -169,6 +176,7 @@ class Checkpointer:
         self._refuse_another(arena, self._place, state)
         shard = self._reader.read(state)
         if not arena.has(self._place, step):
+            handover.let_go()
             result = arena.write(self._place, step, shard, until_s - time.monotonic())
             if isinstance(result, Skipped):
                 self._skip(step, result.reason)

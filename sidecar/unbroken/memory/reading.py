@@ -70,7 +70,7 @@ class Contents:
             found = {name: one for name, one in found.items() if all(each.get(name) == one for each in others)}
         return found
 
-    def tensor_places(self, lacking: Mapping[str, tuple[Any, ...]], flat: Mapping[str, Any]) -> list[nested.Place]:
+    def tensor_places(self, lacking: Mapping[str, tuple[Any, ...]], flat: Mapping[str, Any]) -> list[nested.StatePlace]:
         """Return places for these; of one that is divided among ranks as another one in `flat` is."""
         found = []
         for name, (path, device, group) in lacking.items():
@@ -82,9 +82,9 @@ class Contents:
                 alike = (flat.get(one) for one in self._sources[0].tensor_paths[1][group])
                 model = next((one for one in alike if isinstance(one, DTensor) and tuple(one.shape) == size), None)
                 if model is not None:
-                    found.append(nested.Place(path, partial(torch.empty_like, model.detach(), dtype=dtype)))
+                    found.append(nested.StatePlace(path, partial(torch.empty_like, model.detach(), dtype=dtype)))
             elif piece is not None and piece.entry.sizes == size:
-                found.append(nested.Place(path, partial(torch.empty, size, dtype=dtype, device=_device(device))))
+                found.append(nested.StatePlace(path, partial(torch.empty, size, dtype=dtype, device=_device(device))))
         return found
 
     def gone(self, mappings: Mapping[str, Sequence[Any]]) -> list[Sequence[Any]]:

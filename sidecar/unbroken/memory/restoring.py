@@ -20,7 +20,7 @@ from unbroken.memory.agreement import all_true, gather
 from unbroken.memory.arena import WorkerSlots
 from unbroken.memory.choosing import ReadableCheckpoint, ReadableShard, candidates, why_void, with_later
 from unbroken.memory.new_state.lazy_state import LazyState, is_optimizer, refuse_lost
-from unbroken.memory.new_state.nested import LoadPlanner, Place, real_path, with_places, without
+from unbroken.memory.new_state.nested import LoadPlanner, StatePlace, real_path, with_places, without
 from unbroken.memory.place import WorkerInfo
 from unbroken.memory.reading import Contents, missing
 from unbroken.memory.remote import Holders, Remote
@@ -200,7 +200,7 @@ class Restoration:
         metadata = contents.metadata
         lazy.fit(metadata.state_dict_metadata)
         planner, values = LoadPlanner(), state_dicts(state)
-        places = [Place(path) for path in contents.paths.values()]
+        places = [StatePlace(path) for path in contents.paths.values()]
         if tensors := contents.lacking(values):
             planner.set_up_planner(values, metadata)
             places += contents.tensor_places(tensors, planner.state_dict)

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import select
 import socket
 import struct
 import threading
@@ -77,10 +78,16 @@ class Pod:
     def is_free(self) -> bool:
         return True
 
+    def has_taken(self) -> bool:
+        return True
+
     def order(self, order: WriteOrder, descriptors: Sequence[int]) -> None:
         """Be the process that writes."""
         self.writer._take(order, [os.dup(one) for one in descriptors])
         self.writer._publish()
+
+    def give_up(self, order: WriteOrder) -> None:
+        self.writer._take(order, [])
 
     def end(self) -> None:
         """Give everything back."""
@@ -221,6 +228,77 @@ def test_a_slot_is_not_kept_for_long_for_ranks_that_are_late(
     assert not late.is_alive()
     assert str(epoch.failure(10)) == "rank 1: its slot was written again, or void, before it was read"
     assert "[Errno" not in caplog.text
+
+
+def test_a_slot_is_kept_while_another_rank_reads_its_own(
+    pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one skips its saves. Before, this one saved on: a fault then left no step that all ranks had in memory.
+
+    The next order waits until the disk has all: its slot would wait in the queue, on this rank alone.
+    """
+    monkeypatch.setattr(writer, "_BEGIN_S", 0.0)
+    is_told: list[bool] = []
+    monkeypatch.setattr(writer, "sync", lambda path: is_told.append(bool(select.select([pod._ours], [], [], 0)[0])))
+    epoch = Epoch(tmp_path / "disk", "job", 0, 1, 7)
+    epoch.begin()
+    epoch.parts(10).mkdir()
+    (epoch.parts(10) / "0.reading").touch()
+    state: dict[str, Any] = {"w": torch.arange(5000.0)}
+    assert isinstance(Checkpointer().save(state, 10), Saved)
+    assert arena._arena is not None
+    lent = arena._arena.lend(pod.place, 10)
+    assert lent is not None
+    order = WriteOrder(str(epoch.folder), "job", 1, 0, 7, 10, 1, 2, lent.path, lent.serial, 3, 10)
+    names = os.memfd_create("names")
+    os.write(names, b'{"w": ["w"]}')
+    quick = threading.Thread(target=pod.writer._take, args=(order, [lent.descriptor, names]))
+    quick.start()
+    has = epoch.work / "has" / "1.json"
+    wait_until(has.exists, "what this rank has")
+    plan = {"plan": "id", "has": digest(has.read_bytes()), "indices": [0], "problem": ""}
+    write_json(epoch.work / "plan" / "1.json", plan)
+    wait_until(lambda: any((epoch.parts(10) / name).exists() for name in ("1.read", "1.part")), "a slot that is read")
+    slot = next(one for one in arena._arena._slots if one.path == lent.path)
+    assert not slot.lock()
+    (epoch.parts(10) / "0.reading").rename(epoch.parts(10) / "0.read")
+    quick.join(LIMIT_S)
+    assert not quick.is_alive()
+    assert slot.lock()
+    slot.unlock()
+    assert epoch.has_part(10, 1)
+    assert set(is_told) == {False}
+    assert pod._ours.recv(100) == b"taken"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_slot_that_waits_for_its_process_is_kept_for_a_while(
+    pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes of other ranks may be there before, and keep theirs. Before, this rank saved on without them."""
+    state: dict[str, Any] = {"w": torch.arange(5000.0)}
+    checkpoints = Checkpointer(disk=tmp_path / "disk", disk_every=10)
+    assert checkpoints.load(state) is None
+    monkeypatch.setattr(pod, "is_free", lambda: False)
+    assert isinstance(checkpoints.save(state, 10), Saved)
+    assert isinstance(checkpoints.save(state, 11), Saved)
+    assert isinstance(checkpoints.save(state, 12), Skipped)
+    # Who is forked meanwhile, as one that loads data, does not keep it for longer.
+    readable, writable = os.pipe()
+    if (forked := os.fork()) == 0:
+        os.close(writable)
+        os.read(readable, 1)
+        os._exit(handover._Process.kept is not None)
+    os.close(readable)
+    handover._Process.kept_until_s = 0.0
+    assert isinstance(checkpoints.save(state, 13), Saved)
+    assert isinstance(checkpoints.save(state, 20), Saved)
+    assert isinstance(checkpoints.save(state, 21), Saved)
+    # One that waits for a slot does not wait for itself.
+    assert not checkpoints.flush(state, 22, timeout_s=0.5)
+    assert {_step_in(path) for path in pod.arena.own_slots()} == {21, 22}
+    os.close(writable)
+    assert os.waitpid(forked, 0)[1] == 0
 
 
 def test_a_slot_that_differs_from_its_digests_is_not_written_and_counts(pod: Pod, tmp_path: Path) -> None:

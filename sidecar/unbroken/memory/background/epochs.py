@@ -4,6 +4,7 @@
     FOLDER/.unbroken/EPOCH/has/3.json     what rank 3 has
     FOLDER/.unbroken/EPOCH/plan/3.json    what of it rank 3 writes
     FOLDER/.unbroken/EPOCH/step-100/      parts
+    FOLDER/.unbroken/EPOCH/step-100/3.reading   rank 3 reads its slot; 3.read: no more; 0.read: no rank does
     FOLDER/.unbroken/EPOCH/failed/100-3   why rank 3 has not written its part of step 100, and never will
     FOLDER/.unbroken/void-…               what must never become whole
 
@@ -27,6 +28,8 @@ WORK: Final = ".unbroken"
 MARK: Final = "unbroken.json"
 """In each checkpoint that was made here; no other is ever removed."""
 _PART: Final = ".part"
+_READING: Final = ".reading"
+_READ: Final = ".read"
 _VOID: Final = "void-"
 _STEP: Final = "step-"
 _JOB: Final = "job"
@@ -138,6 +141,45 @@ class Epoch:
         """Whether a rank's part of a step is on the disk, or was until the step was made whole."""
         # In this order: the mark is there before the parts' files are removed.
         return self.part(step, rank).exists() or (self.parts(step) / MARK).exists() or self.is_whole(step)
+
+    def begin_reading(self, step: int, rank: int) -> None:
+        """Say that a rank reads its slot. Raises OSError."""
+        (self.parts(step) / f"{rank}{_READING}").touch()
+
+    def end_reading(self, step: int, rank: int) -> None:
+        """Say that a rank has read its slot, rank 0 that all have. Raises OSError."""
+        (self.parts(step) / f"{rank}{_READING}").rename(self.parts(step) / f"{rank}{_READ}")
+
+    def forget_reading(self, step: int, rank: int) -> None:
+        """Take back that a rank reads its slot: it has given the step up. Raises OSError."""
+        (self.parts(step) / f"{rank}{_READING}").unlink(missing_ok=True)
+
+    def is_read_elsewhere(self, step: int, rank: int, world_size: int, *, may_begin: bool) -> bool:
+        """Whether another rank still reads its slot, as one that has read sees it; rank 0 looks for all others.
+
+        `may_begin`: also where one has not begun, which may never write this step.
+        """
+        if not self.parts(step).is_dir() or self.failure(step) is not None:
+            return False
+        if rank != 0:
+            is_over, is_under_way = (self.parts(step) / f"0{end}" for end in (_READ, _READING))
+            return not is_over.exists() and (may_begin or is_under_way.exists())
+        names = self._names_of_readers(step)
+        num_reading = sum(name.endswith(_READING) for name in names) - (f"{rank}{_READING}" in names)
+        num_read = sum(name.endswith(_READ) for name in names)
+        return num_reading > 0 or (may_begin and num_read < world_size - 1)
+
+    def forget_readers(self, step: int) -> None:
+        """Remove what they have said: the step becomes whole. Raises OSError."""
+        for name in self._names_of_readers(step):
+            (self.parts(step) / name).unlink(missing_ok=True)
+
+    def _names_of_readers(self, step: int) -> list[str]:
+        try:
+            with os.scandir(self.parts(step)) as entries:
+                return [entry.name for entry in entries if entry.name.endswith((_READING, _READ))]
+        except FileNotFoundError:
+            return []
 
     def void(self, path: Path) -> None:
         """Take something out of the way, at once; `sweep` removes it."""

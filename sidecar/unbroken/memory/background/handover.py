@@ -1,6 +1,7 @@
 """The worker's side: orders its process to write a slot, and waits for nothing."""
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import logging
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from unbroken.memory.agreement import gather
-from unbroken.memory.arena import WorkerSlots
+from unbroken.memory.arena import LentSlot, WorkerSlots
 from unbroken.memory.background.epochs import Epoch, Failure
 from unbroken.memory.background.news import on_disk
 from unbroken.memory.background.orders import WriteOrder, send
@@ -29,6 +30,9 @@ Names = Mapping[str, Sequence[Any]]
 _LOOK_S = 0.1
 _MOST_ORDERED = 64
 _QUICK_S, _MOST_QUICK = 60.0, 3
+_KEEP_S = 5.0
+"""How long a slot is not written that waits for its process, as one whose process waits for other ranks: those that are
+quicker skip their saves meanwhile."""
 INTRUDED = "another job has begun in this folder since this one did; give each a folder of its own"
 
 
@@ -78,6 +82,8 @@ class Handover:
         """What has not been ordered yet."""
         self._ordered: dict[int, _Child] = {}
         """By step, who was ordered to write it."""
+        self._reading: tuple[_Child, _Due] | None = None
+        """The last order, until this rank's part is on the disk."""
         self._rank = 0
         self.intruder = ""
         """Another job that has begun in the folder since this one did, as this rank sees it."""
@@ -85,9 +91,10 @@ class Handover:
     def begin(self, place: WorkerInfo) -> None:
         """Void what earlier iterations have not made whole, before anybody looks for it. A collective of all ranks.
 
-        Raises OSError.
+        Raises OSError, on all ranks where one cannot.
         """
-        self._epoch, self._due, self._ordered = None, None, {}
+        self._epoch, self._due, self._ordered, self._reading = None, None, {}, None
+        _Process.let_go()
         self._rank = place.rank
         self._newest, self._newest_due, self._loaded = 0, -1, None
         job = hashlib.sha256(os.environ.get("TORCHELASTIC_RUN_ID", "").encode()).hexdigest()[:32]
@@ -100,15 +107,26 @@ class Handover:
         rows = gather([[epoch.nonce, int(bool(self.intruder))]], 2)
         epoch = replace(epoch, nonce=rows[0][0][0])
         self._begun, self._problem = epoch, ""
+        failure: OSError | None = None
         try:
             if any(is_seen for ((_nonce, is_seen),) in rows):
                 raise OSError(INTRUDED)
             epoch.begin()
         except OSError as error:
-            self._problem = f"rank {place.rank}: {error}"
-            raise
+            failure = error
+        # Without one rank no step becomes whole: no other one keeps its slots for what that one never writes.
+        numbers = gather([[-1 if failure is None else failure.errno or 0]], 1)
+        failed = {rank: number for rank, ((number,),) in enumerate(numbers) if number >= 0}
+        if failure is None and failed:
+            rank, number = next(iter(failed.items()))
+            failure = OSError(f"rank {rank} cannot write there: {os.strerror(number) if number else 'see its log'}")
+            self._problem = str(failure)
+        elif failure is not None:
+            self._problem = f"rank {place.rank}: {failure}"
+        if failure is not None:
+            raise failure
         self._epoch = epoch
-        # It takes a while to start, and no slot is kept for it before it has.
+        # It takes a while to start, and a slot waits for it for a few seconds at most.
         _child()
 
     def loaded(self, step: int | None) -> None:
@@ -142,9 +160,16 @@ class Handover:
         if before is not None:
             problem = f"step {before.step}: the disk is slower than `disk_every`"
             self._give_up(epoch, before, "its disk is slower than `disk_every`")
+        _Process.let_go()
         self._due = _Due(place, arena, step, names)
         self.catch_up()
+        if self._due is not None:
+            _Process.keep(self._due)
         return problem
+
+    def let_go(self) -> None:
+        """Keep no slot that waits for its turn: a save is about to wait for one."""
+        _Process.let_go()
 
     def demand(self, step: int) -> None:
         """A step belongs on the disk, whether it is due or not: `wait` waits for it."""
@@ -157,6 +182,10 @@ class Handover:
     def catch_up(self) -> None:
         """Order what could not be ordered before, if it is still in memory."""
         due, epoch = self._due, self._epoch
+        if time.monotonic() > _Process.kept_until_s:
+            _Process.let_go()
+        if epoch is not None:
+            self._tell_of_ended(epoch)
         if due is None or epoch is None:
             return
         descriptors: list[int] = []
@@ -164,7 +193,7 @@ class Handover:
             if not _child().is_free():
                 return
             self._due = None
-            lent = due.arena.lend(due.place, due.step)
+            lent = _Process.take(due) or due.arena.lend(due.place, due.step)
             if lent is None:
                 logger.warning("not written to the disk: step %d is not in memory any more", due.step)
                 self._give_up(epoch, due, "it was not in memory any more when it could be written")
@@ -173,7 +202,7 @@ class Handover:
             descriptors.append(_file_of(due.names))
             child = _child()
             child.order(replace(self._order(epoch, due), path=str(lent.path), serial=lent.serial), descriptors)
-            self._ordered[due.step] = child
+            self._ordered[due.step], self._reading = child, (child, due)
             while len(self._ordered) > _MOST_ORDERED:
                 del self._ordered[next(iter(self._ordered))]
         except OSError as error:
@@ -181,6 +210,21 @@ class Handover:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def _tell_of_ended(self, epoch: Epoch) -> None:
+        """Have the other ranks told if this one's process has ended while it read: they keep their slots until it has.
+
+        They would skip their saves and this one not: soon no step in memory would be that of all.
+        """
+        if self._reading is None:
+            return
+        child, due = self._reading
+        has_ended = not child.is_alive
+        if child.has_taken():
+            self._reading = None
+        elif has_ended:
+            self._reading = None
+            self._give_up(epoch, due, "its process that writes to the disk has ended")
 
     def _order(self, epoch: Epoch, due: _Due) -> WriteOrder:
         """Return the order to write a step, without its slot."""
@@ -289,6 +333,12 @@ class _Child:
             return False
         return True
 
+    def has_taken(self) -> bool:
+        """Whether it has taken what was ordered last; not when it has ended before."""
+        with contextlib.suppress(OSError):
+            self.is_free()
+        return not self._is_busy
+
     def order(self, order: WriteOrder, descriptors: Sequence[int]) -> None:
         """Send an order. Raises OSError."""
         self._is_busy = True
@@ -309,6 +359,44 @@ class _Process:
     child: _Child | None = None
     num_quick = 0
     """Children in a row that ended soon after their start."""
+    kept: tuple[_Due, LentSlot] | None = None
+    """The slot that waits for its turn, locked."""
+    kept_until_s = 0.0
+
+    @classmethod
+    def keep(cls, due: _Due) -> None:
+        """Have a slot stay as it is for a while."""
+        cls.let_go()
+        with contextlib.suppress(OSError):
+            lent = due.arena.lend(due.place, due.step)
+            cls.kept, cls.kept_until_s = None if lent is None else (due, lent), time.monotonic() + _KEEP_S
+
+    @classmethod
+    def take(cls, due: _Due) -> LentSlot | None:
+        """Return the slot if it is kept: it is the caller's now."""
+        if cls.kept is None or cls.kept[0] is not due:
+            return None
+        _, lent = cls.kept
+        cls.kept = None
+        return lent
+
+    @classmethod
+    def let_go(cls) -> None:
+        """Let what is kept be written again."""
+        if cls.kept is not None:
+            # Who was forked by other means meanwhile has the same lock.
+            fcntl.flock(cls.kept[1].descriptor, fcntl.LOCK_UN)
+            cls.forget()
+
+    @classmethod
+    def forget(cls) -> None:
+        """Close what is kept; a process that was forked does so at once, or it would have the lock for as long."""
+        if cls.kept is not None:
+            os.close(cls.kept[1].descriptor)
+            cls.kept = None
+
+
+os.register_at_fork(after_in_child=_Process.forget)
 
 
 def _child() -> _Child:

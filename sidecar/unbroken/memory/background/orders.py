@@ -13,7 +13,7 @@ from unbroken_core.vocabulary.errors import WireError
 
 MAX_ORDER_BYTES: Final = 32 << 10
 TAKEN: Final = b"taken"
-"""The answer: the slot is read, and free again."""
+"""The answer: this rank's part is on the disk, or given up. The slot is free before."""
 
 
 @dataclass(frozen=True)

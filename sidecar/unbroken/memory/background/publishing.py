@@ -139,6 +139,7 @@ class Publisher:
         write_json(folder / MARK, {**self._epoch.mark, "step": step, "world_size": self._world_size})
         for path in self._parts(step):
             path.unlink()
+        self._epoch.forget_readers(step)
         sync(folder)
         self._epoch.publish(step)
         self.newest, self.newest_at_s = max(self.newest, step), time.monotonic()
@@ -150,12 +151,15 @@ class Publisher:
 
 
 def innermost(error: BaseException) -> BaseException:
-    """Return the error of the operating system behind another one, if there is one: it says what is wrong."""
+    """Return the error of the operating system behind another one, if there is one: it says what is wrong.
+
+    One that was raised `from None` says it better.
+    """
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, OSError):
             return seen
-        seen = seen.__cause__ or seen.__context__
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
     return error
 
 

@@ -1,8 +1,8 @@
 """The process that writes one rank's parts. It lives as long as its worker, and until what it began is done.
 
-order ──> has ──> plan ──> bytes out of the slot, verified ──> slot free ──> fsync ──> part
-                   ^                                                                    │
-rank 0:   all have ┘                                                    all parts ──────┴──> whole
+order ──> has ──> plan ──> bytes out of the slot, verified ──> read ──> slot free ──> fsync ──> part
+                   ^                                             │       ^                        │
+rank 0:   all have ┘                                    all read ┴───────┘        all parts ──────┴──> whole
 """
 
 import fcntl
@@ -35,6 +35,10 @@ PLAN_S = 60.0
 """How long a rank waits for all others to say what they have."""
 _HOLD_S = 5.0
 """How long its slot is not written meanwhile. Ranks that are late save on: soon no step in memory is that of all."""
+_BEGIN_S = 5.0
+"""How long its slot is not written after it was read, for others that have not begun, whose workers keep theirs."""
+_READ_S = 600.0
+"""The same, while others read theirs. These skip saves: if this one did not, soon no step would be that of all."""
 _DIGESTS_S = 120.0
 _LINGER_S = 60.0
 """How long the process of rank 0 waits for parts of others once its worker has ended."""
@@ -70,6 +74,22 @@ class _Loan:
             raise NotWrittenError(_OVERWRITTEN) from None
         if not source.is_sealed():
             raise NotWrittenError(_OVERWRITTEN)
+
+
+class _Check:
+    """Whether a step that is being written may still become whole: else its slot is free for another one."""
+
+    def __init__(self, epoch: Epoch, step: int) -> None:
+        self._epoch, self._step = epoch, step
+        self._looked_s = time.monotonic()
+
+    def __call__(self) -> None:
+        """Look from time to time. Raises NotWrittenError."""
+        if time.monotonic() - self._looked_s < _LOOK_S:
+            return
+        if why := _why_vain(self._epoch, self._step):
+            raise NotWrittenError(why)
+        self._looked_s = time.monotonic()
 
 
 class DiskWriter:
@@ -121,7 +141,7 @@ class DiskWriter:
         except Exception as error:  # torch says RuntimeError where a disk is full.
             if isinstance(error, DiffersError):
                 self._news.differs()
-            self._give_up(order, str(innermost(error)))
+            self._give_up(order, _why_vain(_epoch_of(order), order.step) or str(innermost(error)))
         else:
             logger.info(
                 "written to the disk: step=%d rank=%d bytes=%d seconds=%.1f",
@@ -129,6 +149,7 @@ class DiskWriter:
             )
         finally:
             self._release(descriptors)
+            self._say_free()
 
     def _write(self, order: WriteOrder, descriptors: list[int]) -> int:
         """Write a part; return its bytes."""
@@ -153,9 +174,11 @@ class DiskWriter:
             loan.keep(source)
             folder = epoch.parts(order.step)
             folder.mkdir(exist_ok=True)
-            rows = write_part(source, has, plan["indices"], folder, order.rank)
+            epoch.begin_reading(order.step, order.rank)
+            rows = write_part(source, has, plan["indices"], folder, order.rank, check=_Check(epoch, order.step))
             if not source.is_sealed():
                 raise NotWrittenError("its slot was void before it was read")
+            self._wait_for_readers(epoch, order)
         self._release(descriptors)
         for name in sorted({row[2] for row in rows}):
             sync(folder / name)
@@ -170,6 +193,8 @@ class DiskWriter:
         if not epoch.why_void() and epoch.failure(order.step) is None:
             self._news.failed()
         try:
+            # First: nobody waits for it, also where nothing can be written about it.
+            epoch.forget_reading(order.step, order.rank)
             for path in epoch.parts(order.step).glob(f"__{order.rank}_*"):
                 path.unlink(missing_ok=True)
             epoch.fail(order.step, Failure(order.rank, reason))
@@ -232,16 +257,38 @@ class DiskWriter:
                 raise NotWrittenError(f"waited {seconds:.0f} s for {whom}")
             loan.wait(_LOOK_S)
 
+    def _wait_for_readers(self, epoch: Epoch, order: WriteOrder) -> None:
+        """Keep the slot from being written until no rank reads its own any more, or the worker has ended."""
+        began_s = time.monotonic()
+        if order.rank != 0:
+            epoch.end_reading(order.step, order.rank)
+        while True:
+            self._publish()
+            waited_s = time.monotonic() - began_s
+            is_read = epoch.is_read_elsewhere(order.step, order.rank, order.world_size, may_begin=waited_s < _BEGIN_S)
+            if not is_read or waited_s > _READ_S or self._has_worker_ended():
+                break
+            time.sleep(_LOOK_S)
+        if order.rank == 0:
+            epoch.end_reading(order.step, 0)
+
+    def _has_worker_ended(self) -> bool:
+        poll = select.poll()
+        poll.register(self._connection, 0)
+        return bool(poll.poll(0))
+
     def _release(self, descriptors: list[int]) -> None:
-        """Let the worker write the slot again, and order the next one."""
+        """Let the worker write the slot again."""
         if not descriptors:
             return
+        # Who was forked by the worker while it kept the slot has the same lock.
+        fcntl.flock(descriptors[0], fcntl.LOCK_UN)
         for descriptor in descriptors:
             os.close(descriptor)
         descriptors.clear()
-        self._say_free()
 
     def _say_free(self) -> None:
+        """Let the worker order the next one: in the queue nobody would let go of its slot while the disk is slow."""
         try:
             self._connection.send(TAKEN, socket.MSG_DONTWAIT)
         except OSError:
@@ -270,15 +317,18 @@ def _epoch_of(order: WriteOrder) -> Epoch:
     return Epoch(Path(order.folder), order.job, order.iteration, order.term, order.nonce)
 
 
+def _why_vain(epoch: Epoch, step: int) -> str:
+    """Return why a step never becomes whole; "" as long as it may."""
+    failure = epoch.failure(step)
+    return epoch.why_void() or ("" if failure is None else f"the step was given up by {failure}")
+
+
 def _read_plan(epoch: Epoch, order: WriteOrder, has: str) -> Json | None:
     """Return what a rank that has this writes; None where it is not decided. Raises NotWrittenError."""
-    failure = epoch.failure(order.step)
-    if failure is not None:
-        raise NotWrittenError(f"the step was given up by {failure}")
+    if why := _why_vain(epoch, order.step):
+        raise NotWrittenError(why)
     try:
         plan = json.loads((epoch.work / "plan" / f"{order.rank}.json").read_bytes())
     except FileNotFoundError:
-        if why_void := epoch.why_void():
-            raise NotWrittenError(why_void) from None
         return None
     return plan if plan.get("has") == has else None

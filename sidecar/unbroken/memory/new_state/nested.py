@@ -102,7 +102,7 @@ def _index(key: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Place:
+class StatePlace:
     """Where something lies in the dictionaries of a state."""
 
     path: Sequence[Any]
@@ -110,7 +110,7 @@ class Place:
     """Returns a tensor for what was one; None of all else."""
 
 
-def with_places(values: Mapping[str, Any], places: Iterable[Place]) -> dict[str, Any]:
+def with_places(values: Mapping[str, Any], places: Iterable[StatePlace]) -> dict[str, Any]:
     """Return dictionaries of a state with a place for all that was saved; what is there stays as it is.
 
     What a loop has filled since it began, such as the best scores by name, has no keys in a new process.
@@ -164,7 +164,7 @@ def _drop(values: dict[str, Any], path: Sequence[Any], stay: Collection[tuple[st
         del container[_index(key)]
 
 
-def _has(values: Any, place: Place) -> bool:
+def _has(values: Any, place: StatePlace) -> bool:
     found = _at(values, place.path)
     # A dictionary would ask for what is in it, and is no place if there is nothing. A state may have None for a tensor.
     return isinstance(found, torch.Tensor) if place.make is not None else not isinstance(found, dict)
@@ -198,7 +198,7 @@ def _copied(value: Any) -> Any:
     return [_copied(one) for one in value] if isinstance(value, list) else value
 
 
-def _make_place(values: dict[str, Any], place: Place) -> None:
+def _make_place(values: dict[str, Any], place: StatePlace) -> None:
     container: Any = values
     path = place.path
     for number, key in enumerate(path):

@@ -1,5 +1,6 @@
 """A step that one rank gives up is given up by all: nobody waits for what never comes, and all say who and why."""
 
+import errno
 import json
 import os
 import socket
@@ -332,6 +333,30 @@ def test_a_folder_in_which_nothing_can_be_written_is_told_of_too(
     with pytest.raises(OSError, match="file"):
         one.begin(WorkerInfo(None, 0, 1, 3, 1, 2))
     assert one.told() is None, "rank 0 says it"
+
+
+@pytest.mark.parametrize(
+    ("number", "why"), [(errno.EACCES, "Permission denied"), (0, "see its log")], ids=["errno", "none"]
+)
+def test_what_one_rank_cannot_begin_all_know_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, why: str
+) -> None:
+    """Before, the others kept their slots for 5 s, and waited for a minute, at each step that was due."""
+    told: list[list[list[int]]] = []
+
+    def gather(rows: list[list[int]], width: int) -> list[list[list[int]]]:
+        told.append(rows)
+        return [rows, rows, [[number]] if len(told) == 2 else rows]
+
+    monkeypatch.setattr(handover, "gather", gather)
+    monkeypatch.setattr(handover, "_child", lambda: pytest.fail("nothing is written, so no process is started"))
+    one = Handover(DiskSettings(tmp_path, 10, 3))
+    with pytest.raises(OSError, match=f"rank 2 cannot write there: {why}"):
+        one.begin(WorkerInfo(None, 0, 1, 2, 0, 3))
+    assert told[1] == [[-1]], "this rank can"
+    on_disk = one.told()
+    assert on_disk is not None
+    assert on_disk.problem == f"rank 2 cannot write there: {why}"
 
 
 @pytest.mark.parametrize("character", ["x", "\x00", "я", "\ud800", "\U0001f525"])
