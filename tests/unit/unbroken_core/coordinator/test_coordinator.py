@@ -812,7 +812,7 @@ def test_without_a_limit_only_a_fault_that_comes_back_word_by_word_fails_the_job
         _fail_again(bench, iteration, step=-1)
     status = bench.status()
     assert (status.phase, status.reason) == (JobPhase.FAILED, Reason.NO_PROGRESS)
-    assert "the same fault came 11 times in a row" in status.message
+    assert "the same fault came in 11 recoveries in a row" in status.message
 
 
 @pytest.mark.parametrize(
