@@ -67,7 +67,10 @@ class Contents:
         if self._sources:
             first, *others = (one.tensor_paths[0] for one in self._sources)
             found = {name: one for name, one in first.items() if not nested.has_tensor(values, one[0])}
-            found = {name: one for name, one in found.items() if all(each.get(name) == one for each in others)}
+            # A group is known to its shard alone: this is about the first one's.
+            found = {
+                name: one for name, one in found.items() if all(each.get(name, ())[:2] == one[:2] for each in others)
+            }
         return found
 
     def tensor_places(self, lacking: Mapping[str, tuple[Any, ...]], flat: Mapping[str, Any]) -> list[nested.StatePlace]:

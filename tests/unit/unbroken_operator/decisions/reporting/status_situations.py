@@ -422,7 +422,9 @@ SITUATIONS: dict[str, Situation] = {
     ),
     "It is complete": lambda: phase(JobPhase.COMPLETE, Reason.COMPLETED, "all 4 ranks completed"),
     "It failed: no progress": lambda: failed(
-        Reason.NO_PROGRESS, f"the same fault came in 11 recoveries in a row: {PROGRESS}", recoveries=(a_recovery(ended_at=""),)
+        Reason.NO_PROGRESS,
+        f"the same fault came in 11 recoveries in a row: {PROGRESS}",
+        recoveries=(a_recovery(ended_at=""),),
     ),
     "It failed: a code that no restart helps": lambda: failed(
         Reason.FATAL_EXIT, "rank 3 in digits-1 exited with code 3"
