@@ -21,6 +21,8 @@ BLOCK_BYTES = 64 * 16381
 of programs do, lies at different places of the blocks, and does not cancel."""
 PIN_LOCK = "hhqqi4x"
 """Linux' struct flock: type, whence, start, length, process. A lock of an open file on the first byte of a slot."""
+PINNED_NAME = "pinned"
+"""A file beside the slots, for the time in which no keeper has locks: "ITERATION TERM STEP" of the step to be kept."""
 NUM_SLOTS = 2
 """Slots of each worker: one may always hold a whole checkpoint while the other is written."""
 MAX_SAMPLES = 8

@@ -164,8 +164,8 @@ def _same_again(view: Situation) -> Fail | None:
     if view.num_same <= MAX_SAME:
         return None
     message = (
-        f"the same fault came in {view.num_same} recoveries in a row without progress between them (restart.noProgressLimit "
-        f"sets another limit): {view.culprit}"
+        f"the same fault came in {view.num_same} recoveries in a row without progress between them "
+        f"(restart.noProgressLimit sets another limit): {view.culprit}"
     )
     return Fail(Reason.NO_PROGRESS, message)
 

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unbroken.keeper.config import KeeperConfig
-from unbroken.keeper.digests import digest_slot, open_slot, read_digests, read_slot_head, write_digests
+from unbroken.keeper.digests import digest_slot, open_slot, read_digests, read_slot_head, write_digests, write_whole
 from unbroken.keeper.rarely import Rarely
 from unbroken_core.pod.memory_messages import Found, FoundSlot, NoRoom, Reserved
 from unbroken_core.pod.memory_slots import (
     EMPTY,
     NUM_SLOTS,
+    PINNED_NAME,
     Head,
     Moment,
     SlotState,
@@ -86,7 +87,8 @@ class Arena:
         self._digestion = threading.Lock()
         """Held by one of those who wait for all digests, so that they do not all digest the same."""
         self._rarely = Rarely()
-        for part in itertools.islice(self._inside.glob(".*.digests.*"), _MAX_FOLDERS):
+        parts = itertools.chain(self._inside.glob(".*.digests.*"), self._inside.glob(f".{PINNED_NAME}.*"))
+        for part in itertools.islice(parts, _MAX_FOLDERS):
             # A keeper was killed while it wrote.
             part.unlink(missing_ok=True)
         if (self._inside / COPIES).exists():
@@ -114,6 +116,18 @@ class Arena:
             return self._inside / path.name
         inner = self._folders.get(path.parent.name) if path.parent.parent == self.folder else None
         return path if inner is None else Path(f"/proc/self/fd/{inner}", path.name)
+
+    def tell_pinned(self, order: tuple[int, int, int] | None) -> None:
+        """Have workers keep this step, (iteration, term, step), while there is no keeper that does; None: no step."""
+        path = self._inside / PINNED_NAME
+        try:
+            if order is None:
+                path.unlink(missing_ok=True)
+            else:
+                write_whole(path, " ".join(map(str, order)))
+        except OSError as error:
+            if self._rarely.may_say("pinned"):
+                logger.warning("%s cannot be written: %s", self.folder / PINNED_NAME, error.strerror)
 
     # ------------------------------------------------------------------------------------------------------ allocation
 

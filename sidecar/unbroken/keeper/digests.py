@@ -77,6 +77,11 @@ def read_digests(path: Path, head: Head) -> Digests | None:
 
 def write_digests(path: Path, digests: Digests) -> None:
     """Put the file there whole. Raises OSError."""
+    write_whole(path, json.dumps(asdict(digests)))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Put a file there that workers may read. Raises OSError."""
     # Two threads may write the same at once.
     part = path.with_name(f".{path.name}.{threading.get_native_id()}")
     part.unlink(missing_ok=True)
@@ -84,7 +89,7 @@ def write_digests(path: Path, digests: Digests) -> None:
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         os.fchmod(descriptor, 0o644)
-        json.dump(asdict(digests), file)
+        file.write(text)
     part.replace(path)
 
 

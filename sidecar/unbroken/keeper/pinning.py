@@ -4,7 +4,8 @@
                     again, since all ranks can go back to what is pinned, whoever is lost
     next_protected  flock, as while it is sent: a worker whose older slot it is skips that save
 
-Locks end with the process that has them; a new keeper is told all of it anew.
+Locks end with the process that has them; a new keeper is told all of it anew. Until then workers keep the protected
+step by a file that says which it is: those of a pod whose keeper has gone would save over what all others keep.
 """
 
 import fcntl
@@ -33,6 +34,8 @@ class Pins:
         self._hold_s = hold_s
         self._guard = threading.Lock()
         self._told: tuple[Order | None, Order | None] = (None, None)
+        self._has_told = False
+        """Whether the file is this keeper's, and no earlier one's."""
         self._following: Order | None = None
         self._held: dict[tuple[Path, bool], tuple[Order, int]] = {}
         """By slot, and whether it is protected: what is pinned, and the descriptor with the lock."""
@@ -42,9 +45,10 @@ class Pins:
         """Pin the protected step, and the one that is to be the next, and no others. `on_end`: that took too long."""
         told = (safe, following)
         with self._guard:
-            if told == self._told:
+            if told == self._told and self._has_told:
                 return
-            self._told, self._following = told, following
+            is_other = not self._has_told or safe != self._told[0]
+            self._told, self._has_told, self._following = told, True, following
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
@@ -53,6 +57,8 @@ class Pins:
                 self._timer.daemon = True
                 self._timer.start()
             self._settle()
+            if is_other:
+                self._arena.tell_pinned(safe)
 
     @property
     def following(self) -> Order | None:

@@ -22,6 +22,7 @@ from unbroken.memory.slots import (
     device_to_register,
     fits,
     needed_bytes,
+    read_pinned,
 )
 from unbroken.standstill import standstill
 from unbroken_core.pod.memory_messages import (
@@ -280,11 +281,13 @@ class WorkerSlots:
             order: tuple[int, ...] = (self._kept,)
         else:
             order = (target, 1 - target)
+        # A keeper that has gone keeps nothing by a lock, and all others keep this step.
+        kept = read_pinned(self._slots[0].path)
         for index in order:
             slot = self._slots[index]
             if not slot.lock():
                 break
-            if slot.claim():
+            if slot.claim() and _order(slot.head) != kept:
                 return index
             slot.unlock()
             pinned, newest = _order(slot.head), _order(self._slots[1 - index].head)

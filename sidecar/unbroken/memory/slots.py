@@ -14,6 +14,7 @@ import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -24,6 +25,7 @@ from unbroken_core.pod.memory_slots import (
     CONTENT_OFFSET,
     HEAD_BYTES,
     PIN_LOCK,
+    PINNED_NAME,
     Head,
     Moment,
     Sample,
@@ -36,6 +38,7 @@ _POPULATE_WRITE = 23
 _POPULATE_BYTES = 64 << 20
 _NUM_SAMPLES = 4
 _SAMPLE_BYTES = 64 << 10
+_MAX_PINNED_BYTES = 100
 _libc = ctypes.CDLL(None, use_errno=True)
 _left_mapped: list[mmap.mmap] = []
 
@@ -226,6 +229,21 @@ def device_to_register(shard: Shard) -> torch.device | None:
     if not are_wanted():
         return None
     return next((source.device for source in shard.sources if source.is_cuda), None)
+
+
+def read_pinned(path: str) -> tuple[int, int, int] | None:
+    """Return (iteration, term, step) of what the keeper of the slot at `path` has said is to stay; None of none."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(Path(path).with_name(PINNED_NAME), flags)
+        try:
+            words = os.read(descriptor, _MAX_PINNED_BYTES).split()
+        finally:
+            os.close(descriptor)
+        iteration, term, step = map(int, words)
+    except (OSError, ValueError):
+        return None
+    return iteration, term, step
 
 
 def needed_bytes(shard: Shard) -> int:

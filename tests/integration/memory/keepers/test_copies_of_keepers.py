@@ -12,7 +12,7 @@ from tests.waiting import wait_until
 from unbroken.keeper.digests import read_slot_head
 from unbroken.memory import Checkpointer, Saved
 from unbroken.network.pod_certificates import PodAuthority
-from unbroken_core.pod.memory_slots import CONTENT_OFFSET
+from unbroken_core.pod.memory_slots import CONTENT_OFFSET, PINNED_NAME
 from unbroken_core.protocol.messages import Buddies
 from unbroken_core.vocabulary.checkpoints import Key
 
@@ -373,10 +373,23 @@ def test_a_protected_step_stays_while_later_ones_are_saved(pods: Make, monkeypat
         pin(4)
         assert attempt(9)
         wait_until(lambda: held() == {4, 9}, "both", describe=lambda: str(pod.held))
-        # A new keeper is told the same, and pins the same.
+        # Seen before: without a keeper the worker saved over what all other ranks kept.
         pod.kill()
+        assert attempt(10)
+        assert attempt(12)
+        # A new keeper is told the same, and pins the same.
         pod.start()
+        wait_until(lambda: held() == {4, 12}, "both", describe=lambda: str(pod.held))
         wait_pinned()
         assert attempt(16)
         assert not attempt(17)
         wait_until(lambda: held() == {4, 16}, "both", describe=lambda: str(pod.held))
+        # One that is told of no protected step believes no earlier one.
+        pod.kill()
+        pod.buddies = Buddies(1)
+        pod.start()
+        (pinned,) = pod.root.rglob(PINNED_NAME)
+        wait_until(lambda: not pinned.exists(), f"no {pinned}", describe=lambda: str(pod.held))
+        assert attempt(32)
+        assert attempt(33)
+        wait_until(lambda: held() == {32, 33}, "both", describe=lambda: str(pod.held))
