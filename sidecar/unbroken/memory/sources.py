@@ -112,8 +112,18 @@ class Source:
     @property
     def tensor_paths(self) -> tuple[dict[str, Any], list[list[str]]]:
         """Where tensors lie, by name, and which are divided alike (shard.TENSOR_PATHS). Raises UnreadableError."""
-        found, alike = json.loads(self._tensor_paths) if self.objects is not None and self._tensor_paths else ({}, [])
-        return {name: (tuple(path), *more) for name, (path, *more) in found.items()}, alike
+        if self.objects is None or not self._tensor_paths:
+            return {}, []
+        try:
+            found, alike = json.loads(self._tensor_paths)
+            paths = {name: (tuple(path), str(device), int(group)) for name, (path, device, group) in found.items()}
+            groups = [[str(name) for name in names] for names in alike]
+        except (AttributeError, RecursionError, TypeError, ValueError) as error:
+            raise UnreadableError(f"{self.path}: where its tensors lie cannot be read: {error!r}"[:500]) from error
+        for name, (path, _device, group) in paths.items():
+            if not path or not all(map(_is_key, path)) or group >= len(groups):
+                raise UnreadableError(f"{self.path}: where {name} lies cannot be read: {path!r}, group {group}"[:500])
+        return paths, groups
 
     def tensor(self, entry: Entry) -> torch.Tensor:
         """Return a tensor in the slot itself: for copying out of it only."""
@@ -256,3 +266,8 @@ def _checksums(path: Path, head: Head) -> list[int]:
 
 def _content(mapped: torch.Tensor, head: Head) -> torch.Tensor:
     return mapped[CONTENT_OFFSET : CONTENT_OFFSET + head.content_bytes]
+
+
+def _is_key(key: object) -> bool:
+    """Whether it is a key of a dictionary, or [number] in a list."""
+    return type(key) in (str, int) or (isinstance(key, list) and len(key) == 1 and type(key[0]) is int and key[0] >= 0)

@@ -1,0 +1,39 @@
+"""What a slot says of where its tensors lie is read as bounded words, or the slot cannot be read."""
+
+import pytest
+import torch
+
+from unbroken.memory.sources import Source, UnreadableError
+from unbroken_core.pod.memory_slots import Head, Moment, SlotState
+
+
+def source_of(tensor_paths: str) -> Source:
+    head = Head(SlotState.SEALED, 1, b"job", Moment(1, 0, 1), 0, 1, b"", 0, 0, 0, 0)
+    return Source("0-0.slot", head, torch.empty(0), [], None, _objects={}, _tensor_paths=tensor_paths)
+
+
+def test_paths_and_groups_are_read() -> None:
+    found, alike = source_of('[{"a": [["it", 7, [0]], "cpu", 0]}, [["a", "b"]]]').tensor_paths
+    assert (found, alike) == ({"a": (("it", 7, [0]), "cpu", 0)}, [["a", "b"]])
+    assert source_of("").tensor_paths == ({}, [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("{", id="no JSON"),
+        pytest.param("[" * 100_000, id="deep"),
+        pytest.param("[]", id="nothing"),
+        pytest.param("[[], []]", id="no names"),
+        pytest.param('[{"a": []}, []]', id="no path"),
+        pytest.param('[{"a": [[], "cpu", -1]}, []]', id="an empty path"),
+        pytest.param('[{"a": [[{}], "cpu", -1]}, []]', id="a key that is none"),
+        pytest.param('[{"a": [["it", [-1]], "cpu", -1]}, []]', id="a place before a list"),
+        pytest.param('[{"a": [["it"], "cpu", 1]}, [["a"]]]', id="a group that is not there"),
+        pytest.param('[{"a": [["it"], "cpu", "x"]}, []]', id="a group without a number"),
+        pytest.param('[{"a": [["it"], "cpu", -1]}, 5]', id="no groups"),
+    ],
+)
+def test_anything_else_is_unreadable(text: str) -> None:
+    with pytest.raises(UnreadableError, match=r"0-0\.slot: where .* cannot be read"):
+        source_of(text).tensor_paths  # noqa: B018  # the property reads it
