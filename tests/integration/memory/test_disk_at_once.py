@@ -31,6 +31,7 @@ from unbroken.memory.background.publishing import digest
 from unbroken.memory.background.writer import DiskWriter
 from unbroken.memory.disk import steps_on_disk
 from unbroken.memory.place import WorkerInfo
+from unbroken.memory.slots import Slot
 from unbroken_core.pod.memory_messages import Find, Sealed
 from unbroken_core.pod.memory_slots import CONTENT_OFFSET, PIN_LOCK
 from unbroken_core.vocabulary.checkpoints import OnDisk
@@ -198,13 +199,8 @@ def test_a_step_that_cannot_be_read_is_not_told_as_the_newest_on_the_disk(
     assert pod.keeper._telling.held().disk == OnDisk(1, 1, 100, 8)
 
 
-def test_a_slot_is_not_kept_for_long_for_ranks_that_are_late(
-    pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """These save on. Before, nobody else did for a minute: a fault then left no step that all ranks had in memory."""
-    monkeypatch.setattr(writer, "_HOLD_S", 0.0)
-    epoch = Epoch(tmp_path / "disk", "job", 0, 1, 7)
-    epoch.begin()
+def begin_to_write(pod: Pod, epoch: Epoch) -> tuple[threading.Thread, Slot]:
+    """Save step 10, and have rank 1 of 2 write it; return the thread that does, and the slot."""
     state: dict[str, Any] = {"w": torch.arange(5000.0)}
     assert isinstance(Checkpointer().save(state, 10), Saved)
     assert arena._arena is not None
@@ -213,9 +209,19 @@ def test_a_slot_is_not_kept_for_long_for_ranks_that_are_late(
     order = WriteOrder(str(epoch.folder), "job", 1, 0, 7, 10, 1, 2, lent.path, lent.serial, 3, 10)
     names = os.memfd_create("names")
     os.write(names, b'{"w": ["w"]}')
-    late = threading.Thread(target=pod.writer._take, args=(order, [lent.descriptor, names]))
-    late.start()
-    slot = next(one for one in arena._arena._slots if one.path == lent.path)
+    thread = threading.Thread(target=pod.writer._take, args=(order, [lent.descriptor, names]))
+    thread.start()
+    return thread, next(one for one in arena._arena._slots if one.path == lent.path)
+
+
+def test_a_slot_is_not_kept_for_long_for_ranks_that_are_late(
+    pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """These save on. Before, nobody else did for a minute: a fault then left no step that all ranks had in memory."""
+    monkeypatch.setattr(writer, "_HOLD_S", 0.0)
+    epoch = Epoch(tmp_path / "disk", "job", 0, 1, 7)
+    epoch.begin()
+    late, slot = begin_to_write(pod, epoch)
     wait_until(slot.lock, "a slot that may be written while the others are waited for")
     assert late.is_alive()
     head = slot.head
@@ -244,22 +250,12 @@ def test_a_slot_is_kept_while_another_rank_reads_its_own(
     epoch.begin()
     epoch.parts(10).mkdir()
     (epoch.parts(10) / "0.reading").touch()
-    state: dict[str, Any] = {"w": torch.arange(5000.0)}
-    assert isinstance(Checkpointer().save(state, 10), Saved)
-    assert arena._arena is not None
-    lent = arena._arena.lend(pod.place, 10)
-    assert lent is not None
-    order = WriteOrder(str(epoch.folder), "job", 1, 0, 7, 10, 1, 2, lent.path, lent.serial, 3, 10)
-    names = os.memfd_create("names")
-    os.write(names, b'{"w": ["w"]}')
-    quick = threading.Thread(target=pod.writer._take, args=(order, [lent.descriptor, names]))
-    quick.start()
+    quick, slot = begin_to_write(pod, epoch)
     has = epoch.work / "has" / "1.json"
     wait_until(has.exists, "what this rank has")
     plan = {"plan": "id", "has": digest(has.read_bytes()), "indices": [0], "problem": ""}
     write_json(epoch.work / "plan" / "1.json", plan)
     wait_until(lambda: any((epoch.parts(10) / name).exists() for name in ("1.read", "1.part")), "a slot that is read")
-    slot = next(one for one in arena._arena._slots if one.path == lent.path)
     assert not slot.lock()
     (epoch.parts(10) / "0.reading").rename(epoch.parts(10) / "0.read")
     quick.join(LIMIT_S)

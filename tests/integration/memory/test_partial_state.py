@@ -37,6 +37,23 @@ def make_state() -> dict[str, Any]:
     return {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=0.1)}
 
 
+def restored(pod: LivePod, new: Any, saved: Any, *, is_stateful: bool) -> Any:
+    """Return what a new process has, which begins with `new`, once it has restored what was saved."""
+
+    def state_of(values: Any) -> dict[str, Any]:
+        scores = Scores()
+        scores.best = copy.deepcopy(values)
+        return {"it": scores if is_stateful else scores.best, "step": 1}
+
+    pod.start()
+    assert isinstance(Checkpointer().save(state_of(saved), 1), Saved)
+    pod.be(iteration=1)
+    pod.be_new_process()
+    fresh = state_of(new)
+    assert Checkpointer().load(fresh) == 1
+    return fresh["it"].best if is_stateful else fresh["it"]
+
+
 def step_once(state: dict[str, Any], *experts: int) -> None:
     state["optimizer"].zero_grad()
     for number in experts:
@@ -179,18 +196,7 @@ def test_what_a_loop_has_filled_since_it_began_is_restored(pod: LivePod) -> None
 def test_what_a_loop_has_dropped_since_it_began_is_not_there_after_a_restore(
     pod: LivePod, first: Any, later: Any, is_stateful: bool
 ) -> None:
-    def state_of(values: Any) -> dict[str, Any]:
-        scores = Scores()
-        scores.best = copy.deepcopy(values)
-        return {"it": scores if is_stateful else scores.best, "step": 1}
-
-    pod.start()
-    assert isinstance(Checkpointer().save(state_of(later), 1), Saved)
-    pod.be(iteration=1)
-    pod.be_new_process()
-    fresh = state_of(first)
-    assert Checkpointer().load(fresh) == 1
-    assert (fresh["it"].best if is_stateful else fresh["it"]) == later
+    assert restored(pod, first, later, is_stateful=is_stateful) == later
 
 
 class Counting(torch.optim.Optimizer):
@@ -320,18 +326,8 @@ def test_state_of_an_optimizer_within_an_object_of_ones_own_is_restored(pod: Liv
 def test_tensors_that_a_loop_has_made_since_it_began_are_restored(
     pod: LivePod, new: Any, saved: Any, is_stateful: bool
 ) -> None:
-    def state_of(values: Any) -> dict[str, Any]:
-        scores = Scores()
-        scores.best = copy.deepcopy(values)
-        return {"it": scores if is_stateful else scores.best, "step": 1}
-
-    pod.start()
-    assert isinstance(Checkpointer().save(state_of(saved), 1), Saved)
-    pod.be(iteration=1)
-    pod.be_new_process()
-    fresh = state_of(new)
-    assert Checkpointer().load(fresh) == 1
-    torch.testing.assert_close(fresh["it"].best if is_stateful else fresh["it"], saved, rtol=0.0, atol=0.0)
+    found = restored(pod, new, saved, is_stateful=is_stateful)
+    torch.testing.assert_close(found, saved, rtol=0.0, atol=0.0)
 
 
 def test_places_of_tensors_are_told_anew_where_the_same_names_lie_elsewhere(pod: LivePod) -> None:
