@@ -11,16 +11,20 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 from zipfile import ZipFile
 
+import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from torch.distributed.checkpoint.planner import LoadPlanner as TorchLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.futures import Future
 
-from unbroken.memory.agreement import gather
-from unbroken.memory.new_state.lazy_state import LazyState, refuse_lost
-from unbroken.memory.new_state.nested import LoadPlanner
+from unbroken.memory.agreement import all_true, gather
+from unbroken.memory.new_state.lazy_state import LazyState, makes_places, no_place, refuse_lost
+from unbroken.memory.new_state.nested import LoadPlanner, real_path, with_places, without
+from unbroken.memory.new_state.places import PLACES, CheckpointPlaces, Places, of_checkpoint
+from unbroken.memory.shard import is_stateful, state_dicts
 
 logger = logging.getLogger(__name__)
 
@@ -201,15 +205,15 @@ def common_steps(
 def load_from_disk(folder: Path, state: MutableMapping[str, Any], step: int) -> int:
     """Load on all ranks together. Raises CheckpointException when a rank cannot: its state may be half loaded.
 
-    Raises ValueError for an optimizer that has no place for what was saved of it.
+    Raises ValueError for an optimizer, or a part with places in the checkpoint, that cannot take what was saved of it.
     """
-    # It replaces what has no state_dict of its own.
-    values = dict(state)
     path = folder / _name(folder, step)
     # torch loads what is there already, and passes over the state that a new optimizer has not made yet.
     lazy = LazyState(state)
-    names, planner = _names(path), LoadPlanner()
+    metadata, planner = _metadata(path), LoadPlanner()
+    names = () if metadata is None else metadata.state_dict_metadata
     lazy.fit(names)
+    values, places = _fill(state, path, metadata)
     try:
         load(values, storage_reader=_CheckingReader(path), planner=planner)
     except CheckpointException:
@@ -219,7 +223,11 @@ def load_from_disk(folder: Path, state: MutableMapping[str, Any], step: int) -> 
     unclaimed = [name for name in names if name not in planner.state_dict]
     lost = _lost_everywhere(state, unclaimed)
     refuse_lost(state, unclaimed)
-    state.update(values)
+    # What some ranks alone had, as random numbers by rank, a smaller world has no place for.
+    if within := [name for name in lost if name not in places.of_some and _root(name, state) in places.roots]:
+        raise no_place(within, step, is_model=False)
+    # torch replaces what has no state_dict of its own.
+    state.update({name: one for name, one in values.items() if not isinstance(one, _Filled)})
     logger.warning("restored from the disk: step=%d folder=%s", step, folder)
     if lost:
         logger.warning(
@@ -228,6 +236,70 @@ def load_from_disk(folder: Path, state: MutableMapping[str, Any], step: int) -> 
             *(step, len(lost), ", ".join(lost[:10])[:1000]),
         )
     return step
+
+
+class _Filled:
+    """A part of a state with places for what it lacks: torch shall not ask it again for its dictionaries."""
+
+    def __init__(self, part: Any, values: Any) -> None:
+        self._part, self._values = part, values
+
+    def state_dict(self) -> Any:
+        """Return its dictionaries."""
+        return self._values
+
+    def load_state_dict(self, values: Any) -> None:
+        """Hand them on."""
+        self._part.load_state_dict(values)
+
+
+def _fill(state: Mapping[str, Any], path: Path, metadata: Metadata | None) -> tuple[dict[str, Any], CheckpointPlaces]:
+    """Return the state with places for all that was saved, and what is known of these. A collective of all ranks.
+
+    That is nothing but where the checkpoint was written in the background.
+    """
+    nothing = CheckpointPlaces(Places(), (), ())
+    content = b"" if metadata is None else _read_or_none(path / PLACES)
+    rows = gather([[len(content), zlib.crc32(content)]], 2)
+    if metadata is None or not content or any(row != rows[0] for row in rows):
+        return dict(state), nothing
+    rank, world_size = (
+        (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
+    )
+    try:
+        found = of_checkpoint(content, rank, world_size)
+    except ValueError as error:
+        logger.warning("%s: %s; what a new state has no keys for is not restored", path / PLACES, error)
+        return dict(state), nothing
+    filled = sorted(name for name in found.roots if name in state and not makes_places(state[name]))
+    values = state_dicts({name: state[name] for name in filled})
+    places, planner = found.own.within(filled), LoadPlanner()
+    lacking = places.lacking(values)
+    flat: dict[str, Any] = {}
+    if not all_true(all(group < 0 for _, _, group in lacking.tensors.values())):
+        # On all ranks, in one order: they may wait for each other in it.
+        others = state_dicts({name: state[name] for name in sorted(state.keys() - set(filled))})
+        planner.set_up_planner({**others, **values}, metadata)
+        flat = planner.state_dict
+    values = with_places(values, lacking.make(flat, metadata))
+    planner.set_up_planner(values, metadata)
+    if gone := places.gone(planner.mappings, metadata.state_dict_metadata):
+        values = without(values, [tuple(real_path(values, one)) for one in gone], places.objects.values())
+    parts = {name: _Filled(state[name], one) if is_stateful(state[name]) else one for name, one in values.items()}
+    return {**state, **parts}, replace(found, roots=filled)
+
+
+def _root(name: str, state: Mapping[str, Any]) -> str:
+    """Return the part of a state to which a name belongs."""
+    return max((one for one in state if name.startswith(f"{one}.")), key=len, default="")
+
+
+def _read_or_none(path: Path) -> bytes:
+    """Return what is in a file; nothing of one that cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def _lost_everywhere(state: Mapping[str, Any], unclaimed: Collection[str]) -> Sequence[str]:
@@ -242,12 +314,12 @@ def _lost_everywhere(state: Mapping[str, Any], unclaimed: Collection[str]) -> Se
     return sorted(name for number, name in own.items() if number in everywhere)
 
 
-def _names(checkpoint: Path) -> Collection[str]:
-    """Return the names in a checkpoint; none of one that cannot be read: `load` says so, on all ranks together."""
+def _metadata(checkpoint: Path) -> Metadata | None:
+    """Return what is in a checkpoint; None of one that cannot be read: `load` says so, on all ranks together."""
     try:
-        return FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+        return FileSystemReader(checkpoint).read_metadata()
     except Exception:  # It is a pickle: anything may be raised.
-        return ()
+        return None
 
 
 def _name(folder: Path, step: int) -> str:

@@ -1,9 +1,8 @@
 """Reads one checkpoint out of slots: of the own shard where it suffices, else of all shards that this host has."""
 
 import io
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from unbroken.memory.layout import Entry
 from unbroken.memory.new_state import nested
+from unbroken.memory.new_state.places import Places, common_places
 from unbroken.memory.sources import Source, UnreadableError
 
 
@@ -51,50 +51,12 @@ class Contents:
         self._sources = sources
 
     @property
-    def paths(self) -> dict[str, tuple[Any, ...]]:
-        """Where objects lie in the dictionaries of the state, by name. Raises UnreadableError.
+    def places(self) -> Places:
+        """Where all of it lies in the dictionaries of the state, by name. Raises UnreadableError.
 
         Not of what one rank has for itself: where several shards are read, this may be another one.
         """
-        if not self._sources:
-            return {}
-        found = self._sources[0].paths.items()
-        return {name: path for name, path in found if all(one.paths.get(name) == path for one in self._sources)}
-
-    def lacking(self, values: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-        """Return tensors without a place in the dictionaries of a state, by name. Raises UnreadableError."""
-        found: dict[str, tuple[Any, ...]] = {}
-        if self._sources:
-            first, *others = (one.tensor_paths[0] for one in self._sources)
-            found = {name: one for name, one in first.items() if not nested.has_tensor(values, one[0])}
-            # A group is known to its shard alone: this is about the first one's.
-            found = {
-                name: one for name, one in found.items() if all(each.get(name, ())[:2] == one[:2] for each in others)
-            }
-        return found
-
-    def tensor_places(self, lacking: Mapping[str, tuple[Any, ...]], flat: Mapping[str, Any]) -> list[nested.StatePlace]:
-        """Return places for these; of one that is divided among ranks as another one in `flat` is."""
-        found = []
-        for name, (path, device, group) in lacking.items():
-            size, dtype = self._whole.get(name, ((), None))
-            piece = self._pieces.get((name, (0,) * len(size)))
-            if dtype is None:
-                continue
-            if group >= 0:
-                alike = (flat.get(one) for one in self._sources[0].tensor_paths[1][group])
-                model = next((one for one in alike if isinstance(one, DTensor) and tuple(one.shape) == size), None)
-                if model is not None:
-                    found.append(nested.StatePlace(path, partial(torch.empty_like, model.detach(), dtype=dtype)))
-            elif piece is not None and piece.entry.sizes == size:
-                found.append(nested.StatePlace(path, partial(torch.empty, size, dtype=dtype, device=_device(device))))
-        return found
-
-    def gone(self, mappings: Mapping[str, Sequence[Any]]) -> list[Sequence[Any]]:
-        """Return where a state has something that none of these shards has, in what was saved with its paths."""
-        roots = {path[0] for path in self.paths.values()}
-        known = self._objects.keys() | self._whole.keys()
-        return [path for name, path in mappings.items() if name not in known and path[0] in roots and len(path) > 1]
+        return common_places([one.places for one in self._sources])
 
     def unclaimed(self, names: Collection[str]) -> list[str]:
         """Return what all shards have, and a state with these names has no place for."""
@@ -161,11 +123,6 @@ class Contents:
 
     def _piece(self, index: MetadataIndex) -> Piece:
         return self._pieces[index.fqn, tuple(index.offset or ())]
-
-
-def _device(kind: str) -> str:
-    """Return the device for a tensor that was on this kind of one."""
-    return kind if kind == "cuda" and torch.cuda.is_available() else "cpu"
 
 
 def _is_tensor(item: ReadItem) -> bool:

@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.planner import LoadPlan
 from unbroken.memory.agreement import all_true, gather
 from unbroken.memory.arena import WorkerSlots
 from unbroken.memory.choosing import ReadableCheckpoint, ReadableShard, candidates, why_void, with_later
-from unbroken.memory.new_state.lazy_state import LazyState, is_optimizer, refuse_lost
-from unbroken.memory.new_state.nested import LoadPlanner, StatePlace, real_path, with_places, without
+from unbroken.memory.new_state.lazy_state import LazyState, is_optimizer, no_place, refuse_lost
+from unbroken.memory.new_state.nested import LoadPlanner, real_path, with_places, without
 from unbroken.memory.place import WorkerInfo
 from unbroken.memory.reading import Contents, missing
 from unbroken.memory.remote import Holders, Remote
@@ -37,6 +37,10 @@ _OTHER_SIZE = "Size mismatch"
 _WHAT_GROWS = "; tensors are restored to the size that a new state gives them: keep what grows as a list of numbers"
 
 _OFFER_NUMBERS = 5
+
+
+class _PartialError(UnreadableError):
+    """The new state has something that none of these shards has: it is gone, or another shard has it."""
 
 
 class KeeperAwayError(RuntimeError):
@@ -146,25 +150,45 @@ class Restoration:
 
     def _try(self, candidate: ReadableCheckpoint, state: Mapping[str, Any], lazy: LazyState) -> Chosen | None:
         """Plan how this rank would read a candidate; None when it cannot."""
-        for choice in self._choices(candidate):
-            sources: list[Source] = []
+        widest: list[Callable[[], Source]] | None = None
+        for choice, is_all in self._choices(candidate):
             try:
-                # One after the other: what was opened is known, should the next one fail.
-                sources.extend(one() for one in choice)
-                chosen = self._plan(candidate.moment, sources, state, lazy)
-            except UnreadableError as error:
-                self._refused[candidate] = self._own[candidate] = str(error)
-                if isinstance(error, DiffersError) and candidate not in self._differing:
-                    self._differing.add(candidate)
-                    if self._arena is not None:
-                        self._arena.differs()
-            else:
-                self._own.pop(candidate, None)
+                chosen = self._try_choice(candidate, choice, state, lazy, is_all=is_all)
+            except _PartialError:
+                widest = choice
+                continue
+            if chosen is not None:
                 return chosen
-        return None
+        # No shard that can be read has it.
+        return None if widest is None else self._try_choice(candidate, widest, state, lazy, is_all=True)
 
-    def _choices(self, candidate: ReadableCheckpoint) -> Iterator[list[Callable[[], Source]]]:
-        """Yield which shards to read, the cheapest choice first.
+    def _try_choice(
+        self,
+        candidate: ReadableCheckpoint,
+        choice: Sequence[Callable[[], Source]],
+        state: Mapping[str, Any],
+        lazy: LazyState,
+        *,
+        is_all: bool,
+    ) -> Chosen | None:
+        """Plan how this rank would read these shards; None when it cannot. Raises _PartialError."""
+        try:
+            # One after the other: what was opened is known, should the next one fail.
+            chosen = self._plan(candidate.moment, [one() for one in choice], state, lazy, is_all=is_all)
+        except _PartialError:
+            raise
+        except UnreadableError as error:
+            self._refused[candidate] = self._own[candidate] = str(error)
+            if isinstance(error, DiffersError) and candidate not in self._differing:
+                self._differing.add(candidate)
+                if self._arena is not None:
+                    self._arena.differs()
+            return None
+        self._own.pop(candidate, None)
+        return chosen
+
+    def _choices(self, candidate: ReadableCheckpoint) -> Iterator[tuple[list[Callable[[], Source]], bool]]:
+        """Yield which shards to read, the cheapest choice first, and whether they are all that this rank had.
 
         The own shard alone is one layout to read, on this host or from another pod; the others have to be read when the
         world has changed. Those of other pods come a few at a time, since each costs its layout.
@@ -178,45 +202,52 @@ class Restoration:
         is_same_world = candidate.world_size == self._place.world_size
         own = slots.get(rank) if is_same_world else None
         if own is not None:
-            yield [partial(self._open, own)]
+            yield [partial(self._open, own)], True
         if is_same_world:
             # Another holder is asked if one fails in the middle.
             for _ in range(remote.num_holders(candidate, rank)):
-                yield [partial(remote.open, candidate, rank)]
+                yield [partial(remote.open, candidate, rank)], True
         here = [own] if own is not None else []
         here += [slots[other] for other in sorted(slots) if slots[other] != own]
         local = [partial(self._open, slot) for slot in here]
         if local or not remote.has_any(candidate):
-            yield [*local]
+            yield [*local], False
         near = (rank + 0.5) / self._place.world_size
         others = [other for other in remote.ranks(candidate, near) if other not in slots]
         number = 1
         while number < 2 * len(others):
-            yield [*local, *(partial(remote.open, candidate, other) for other in others[:number])]
+            yield [*local, *(partial(remote.open, candidate, other) for other in others[:number])], False
             number *= 2
 
-    def _plan(self, moment: Moment, sources: Sequence[Source], state: Mapping[str, Any], lazy: LazyState) -> Chosen:
+    def _plan(
+        self, moment: Moment, sources: Sequence[Source], state: Mapping[str, Any], lazy: LazyState, *, is_all: bool
+    ) -> Chosen:
+        """Return how to read these shards. Raises UnreadableError.
+
+        `is_all`: what none of them has is gone, and is not another shard's.
+        """
         contents = Contents(sources)
         metadata = contents.metadata
         lazy.fit(metadata.state_dict_metadata)
         planner, values = LoadPlanner(), state_dicts(state)
-        places = [StatePlace(path) for path in contents.paths.values()]
-        if tensors := contents.lacking(values):
+        places = contents.places
+        lacking = places.lacking(values)
+        if lacking.tensors:
             planner.set_up_planner(values, metadata)
-            places += contents.tensor_places(tensors, planner.state_dict)
-        values = with_places(values, places)
+        values = with_places(values, lacking.make(planner.state_dict if lacking.tensors else {}, metadata))
         planner.set_up_planner(values, metadata)
-        if gone := contents.gone(planner.mappings):
-            values = without(values, [tuple(real_path(values, path)) for path in gone], contents.paths.values())
+        if gone := places.gone(planner.mappings, metadata.state_dict_metadata):
+            if not is_all:
+                raise _PartialError(f"{'.'.join(map(str, gone[0]))}: another shard may have it"[:500])
+            values = without(values, [tuple(real_path(values, path)) for path in gone], places.objects.values())
             planner.set_up_planner(values, metadata)
         try:
             plan = planner.create_local_plan()
         except (RuntimeError, ValueError) as error:
             # A name that was not saved, or another size.
             raise UnreadableError(str(error)[:500]) from error
-        lacking = missing(plan, planner.state_dict, metadata)
-        if lacking:
-            raise UnreadableError(lacking)
+        if incomplete := missing(plan, planner.state_dict, metadata):
+            raise UnreadableError(incomplete)
         # All of it, before anything is overwritten: a state is never half restored.
         contents.verify(plan)
         return Chosen(moment, contents, plan, planner, values, contents.unclaimed(planner.state_dict))
@@ -292,14 +323,7 @@ def _refuse_lost(state: Mapping[str, Any], chosen: Chosen) -> None:
     if not found:
         return
     owner = max((name for name in state if found[0].startswith(f"{name}.")), key=len)
-    is_model = isinstance(state[owner], nn.Module)
-    kind, what = ("model", "weights and buffers") if is_model else ("state", "tensors")
-    more = "" if is_model else "; an optimizer in the state itself, or get_state_dict of torch, makes its own"
-    raise ValueError(
-        f"{found[0]}: want a {kind} with a place for it, as in the checkpoint of step {chosen.moment.step}, got one "
-        f"without ({len(found)} names); let a new {kind} have all {what} before load, also those that are added later "
-        f"in training{more}"
-    )
+    raise no_place(found, chosen.moment.step, is_model=isinstance(state[owner], nn.Module))
 
 
 def _is_told(restore: Restore | None) -> bool:

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from unbroken.memory.layout import Layout, Shape, make_layout
-from unbroken.memory.new_state.lazy_state import is_optimizer, needs_closure
+from unbroken.memory.new_state.lazy_state import makes_places, needs_closure
 from unbroken.memory.new_state.nested import empty, real_path
 
 PATHS = "unbroken.paths"
@@ -90,9 +90,7 @@ class ShardReader:
         self, state: Mapping[str, Any], values: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], is_other: bool
     ) -> str:
         """Return TENSOR_PATHS of a state, "" of none. It is made again only where it is another one."""
-        roots = {
-            name for name, one in values.items() if isinstance(one, dict | list) and not _makes_places(state[name])
-        }
+        roots = {name for name, one in values.items() if isinstance(one, dict | list) and not makes_places(state[name])}
         names = {name: self.names[name] for name in tensors if self.names[name][0] in roots} if roots else {}
         if is_other or names != self._tensor_names:
             self._tensor_names, self._tensor_paths = names, _tell_paths(values, names, tensors)
@@ -121,11 +119,6 @@ def _tell_paths(
 
 def _division(one: DTensor) -> tuple[Any, ...]:
     return (tuple(one.shape), one.placements, one.device_mesh)
-
-
-def _makes_places(one: object) -> bool:
-    """Return whether a new one has a place for each tensor, or is given one by `lazy_state`."""
-    return isinstance(one, nn.Module) or is_optimizer(one)
 
 
 def _add_empty(

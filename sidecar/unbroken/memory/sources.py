@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from unbroken.keeper.digests import read_digests
 from unbroken.memory.checksums import wrong_blocks
 from unbroken.memory.layout import Entry, Layout, read_layout
+from unbroken.memory.new_state.places import Places, read_places
 from unbroken.memory.place import num_processors
 from unbroken.memory.shard import PATHS, TENSOR_PATHS
 from unbroken_core.pod.memory_messages import FoundSlot
@@ -71,6 +72,7 @@ class Source:
     _objects: dict[str, Any] | None = None
     _paths: dict[str, Any] = field(default_factory=dict)
     _tensor_paths: str = ""
+    _places: Places | None = None
 
     @property
     def layout(self) -> Layout:
@@ -110,20 +112,17 @@ class Source:
         return self._paths if self.objects is not None else {}
 
     @property
-    def tensor_paths(self) -> tuple[dict[str, Any], list[list[str]]]:
-        """Where tensors lie, by name, and which are divided alike (shard.TENSOR_PATHS). Raises UnreadableError."""
-        if self.objects is None or not self._tensor_paths:
-            return {}, []
-        try:
-            found, alike = json.loads(self._tensor_paths)
-            paths = {name: (tuple(path), str(device), int(group)) for name, (path, device, group) in found.items()}
-            groups = [[str(name) for name in names] for names in alike]
-        except (AttributeError, RecursionError, TypeError, ValueError) as error:
-            raise UnreadableError(f"{self.path}: where its tensors lie cannot be read: {error!r}"[:500]) from error
-        for name, (path, _device, group) in paths.items():
-            if not path or not all(map(_is_key, path)) or group >= len(groups):
-                raise UnreadableError(f"{self.path}: where {name} lies cannot be read: {path!r}, group {group}"[:500])
-        return paths, groups
+    def places(self) -> Places:
+        """Where all that lies in the dictionaries of a state. Raises UnreadableError."""
+        if self._places is None:
+            try:
+                # Keys of objects may be of other kinds than those of tensors.
+                paths = {str(name): (path[0], *path[1:]) for name, path in self.paths.items()}
+                tensors, alike = json.loads(self._tensor_paths or "[{}, []]")
+                self._places = replace(read_places([{}, tensors, alike]), objects=paths)
+            except (IndexError, KeyError, RecursionError, TypeError, ValueError) as error:
+                raise UnreadableError(f"{self.path}: where its parts lie cannot be read: {error}"[:500]) from error
+        return self._places
 
     def tensor(self, entry: Entry) -> torch.Tensor:
         """Return a tensor in the slot itself: for copying out of it only."""
@@ -266,8 +265,3 @@ def _checksums(path: Path, head: Head) -> list[int]:
 
 def _content(mapped: torch.Tensor, head: Head) -> torch.Tensor:
     return mapped[CONTENT_OFFSET : CONTENT_OFFSET + head.content_bytes]
-
-
-def _is_key(key: object) -> bool:
-    """Whether it is a key of a dictionary, or [number] in a list."""
-    return type(key) in (str, int) or (isinstance(key, list) and len(key) == 1 and type(key[0]) is int and key[0] >= 0)

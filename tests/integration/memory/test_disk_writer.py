@@ -19,6 +19,7 @@ from unbroken.memory import Checkpointer, Saved
 from unbroken.memory.background import handover
 from unbroken.memory.background.epochs import MARK, WORK, Epoch
 from unbroken.memory.disk import steps_on_disk
+from unbroken.memory.new_state.places import PLACES
 
 from .conftest import LivePod
 from .test_checkpointer import contents, is_same, make_state, step_once
@@ -53,7 +54,8 @@ def test_plain_torch_reads_what_was_written_in_the_background(pod: LivePod, tmp_
         assert checkpointer.flush(timeout_s=LIMIT_S)
     wait_until(lambda: steps_on_disk(tmp_path) == [4], "older ones to be removed")
     assert json.loads((tmp_path / "step-4" / MARK).read_text())["world_size"] == 1
-    assert sorted(path.name for path in (tmp_path / "step-4").iterdir()) == [".metadata", "__0_0.distcp", MARK]
+    files = sorted(path.name for path in (tmp_path / "step-4").iterdir())
+    assert files == [".metadata", "__0_0.distcp", PLACES, MARK]
     fresh = make_state(seed=1)
     step_once(fresh, 0)
     load(fresh, checkpoint_id=tmp_path / "step-4")

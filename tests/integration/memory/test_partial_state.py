@@ -9,11 +9,17 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from unbroken.memory import Checkpointer, Saved
+from unbroken.memory import Checkpointer, Saved, restoring
+from unbroken.memory.choosing import ReadableCheckpoint
+from unbroken.memory.new_state.places import PLACES
+from unbroken.memory.remote import Remote
+from unbroken.memory.sources import open_source
+from unbroken_core.pod.memory_messages import Found, FoundSlot
 
 from .conftest import LivePod
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
+LIMIT_S = 200.0
 
 
 class Scores:
@@ -40,18 +46,34 @@ def make_state() -> dict[str, Any]:
 def restored(pod: LivePod, new: Any, saved: Any, *, is_stateful: bool) -> Any:
     """Return what a new process has, which begins with `new`, once it has restored what was saved."""
 
-    def state_of(values: Any) -> dict[str, Any]:
-        scores = Scores()
-        scores.best = copy.deepcopy(values)
-        return {"it": scores if is_stateful else scores.best, "step": 1}
-
     pod.start()
-    assert isinstance(Checkpointer().save(state_of(saved), 1), Saved)
+    assert isinstance(Checkpointer().save(state_of({"it": saved}, is_stateful=is_stateful), 1), Saved)
     pod.be(iteration=1)
     pod.be_new_process()
-    fresh = state_of(new)
+    fresh = state_of({"it": new}, is_stateful=is_stateful)
     assert Checkpointer().load(fresh) == 1
-    return fresh["it"].best if is_stateful else fresh["it"]
+    return values_of(fresh)["it"]
+
+
+def state_of(values: dict[str, Any], *, is_stateful: bool) -> dict[str, Any]:
+    """Return a state with these parts, each within an object if they are to be stateful."""
+    state: dict[str, Any] = {"step": 1}
+    for name, value in values.items():
+        scores = Scores()
+        scores.best = copy.deepcopy(value)
+        state[name] = scores if is_stateful else scores.best
+    return state
+
+
+def values_of(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the parts of such a state."""
+    return {name: one.best if isinstance(one, Scores) else one for name, one in state.items() if name != "step"}
+
+
+def be_without_memory(pod: LivePod) -> None:
+    """Be a new process that has nothing but the disk."""
+    pod.be_outside()
+    pod.be_new_process()
 
 
 def step_once(state: dict[str, Any], *experts: int) -> None:
@@ -172,26 +194,27 @@ def test_what_a_loop_has_filled_since_it_began_is_restored(pod: LivePod) -> None
     assert state["counts"] == {"a.b": {"c": 4}}
 
 
-@pytest.mark.parametrize(
-    ("first", "later"),
-    [
-        pytest.param({"a": 1, "b": 2}, {"b": 3}, id="a key less"),
-        pytest.param({"a": {"x": 1, "y": {"z": 2}}, "b": 2}, {"b": 3}, id="dictionaries less"),
-        pytest.param({"a": {"x": 1}, "b": 2}, {"a": {}, "b": 3}, id="a dictionary that is empty now"),
-        pytest.param({"a": 1}, {}, id="nothing"),
-        pytest.param({"a": {}}, {"a": {}}, id="empty before and after"),
-        pytest.param({}, {"a": {"b": {}}}, id="an empty one that is new"),
-        pytest.param({"a": [{"x": 1}, {"x": 2}, {"y": 3}]}, {"a": [{"x": 4}]}, id="a shorter list of dictionaries"),
-        pytest.param({"a": [{"x": 1}], "b": 2}, {"a": [], "b": 3}, id="a list that is empty now"),
-        pytest.param({"a": {"x": 1}}, {"a": 5}, id="a number in the place of a dictionary"),
-        pytest.param({"a": 5}, {"a": {"x": 1}}, id="a dictionary in the place of a number"),
-        pytest.param({1: 2, 3: 4}, {3: 5}, id="numbers as keys"),
-        pytest.param([{"x": 1}], [], id="a list, empty now"),
-        pytest.param([{"x": 1}], [2, 3], id="a list, of numbers now"),
-        pytest.param({"x": 1}, 5, id="a number"),
-        pytest.param({"a.b": 1, "a": {"c": 2}}, {"a": {"c": 3}}, id="a name with a dot"),
-    ],
-)
+DROPPED = [
+    pytest.param({"a": 1, "b": 2}, {"b": 3}, id="a key less"),
+    pytest.param({"a": {"x": 1, "y": {"z": 2}}, "b": 2}, {"b": 3}, id="dictionaries less"),
+    pytest.param({"a": {"x": 1}, "b": 2}, {"a": {}, "b": 3}, id="a dictionary that is empty now"),
+    pytest.param({"a": 1}, {}, id="nothing"),
+    pytest.param({"a": {}}, {"a": {}}, id="empty before and after"),
+    pytest.param({}, {"a": {"b": {}}}, id="an empty one that is new"),
+    pytest.param({"a": [{"x": 1}, {"x": 2}, {"y": 3}]}, {"a": [{"x": 4}]}, id="a shorter list of dictionaries"),
+    pytest.param({"a": [{"x": 1}], "b": 2}, {"a": [], "b": 3}, id="a list that is empty now"),
+    pytest.param({"a": {"x": 1}}, {"a": 5}, id="a number in the place of a dictionary"),
+    pytest.param({"a": 5}, {"a": {"x": 1}}, id="a dictionary in the place of a number"),
+    pytest.param({1: 2, 3: 4}, {3: 5}, id="numbers as keys"),
+    pytest.param([{"x": 1}], [], id="a list, empty now"),
+    pytest.param([{"x": 1}], [2, 3], id="a list, of numbers now"),
+    pytest.param({"x": 1}, 5, id="a number"),
+    pytest.param({"a.b": 1, "a": {"c": 2}}, {"a": {"c": 3}}, id="a name with a dot"),
+]
+"""What a new process begins with, and what was saved: less, or other things."""
+
+
+@pytest.mark.parametrize(("first", "later"), DROPPED)
 @pytest.mark.parametrize("is_stateful", [False, True])
 def test_what_a_loop_has_dropped_since_it_began_is_not_there_after_a_restore(
     pod: LivePod, first: Any, later: Any, is_stateful: bool
@@ -291,43 +314,96 @@ class Wrapped:
             one.load_state_dict(state[name])
 
 
-def test_state_of_an_optimizer_within_an_object_of_ones_own_is_restored(pod: LivePod) -> None:
+@pytest.mark.usefixtures("own_writer")
+@pytest.mark.parametrize("has_disk", [False, True])
+def test_state_of_an_optimizer_within_an_object_of_ones_own_is_restored(
+    pod: LivePod, tmp_path: Path, has_disk: bool
+) -> None:
     """Seen before: Adam began anew after each fault, and the log alone said so."""
     pod.start()
-    trained, checkpointer = Wrapped(), Checkpointer()
+    trained = Wrapped()
+    checkpointer = Checkpointer(disk=tmp_path, disk_every=3) if has_disk else Checkpointer()
+    assert checkpointer.load({"all": trained}) is None
     for step in range(1, 4):
         step_once(trained.parts, 0, 1)
         assert isinstance(checkpointer.save({"all": trained}, step), Saved)
-    pod.be(iteration=1)
-    pod.be_new_process()
+    if has_disk:
+        assert checkpointer.flush(timeout_s=LIMIT_S)
+        be_without_memory(pod)
+    else:
+        pod.be(iteration=1)
+        pod.be_new_process()
     fresh = Wrapped()
-    assert Checkpointer().load({"all": fresh}) == 3
+    assert Checkpointer(disk=tmp_path).load({"all": fresh}) == 3
     assert contents(fresh.parts) == contents(trained.parts)
     for one in (trained, fresh):
         step_once(one.parts, 0, 1)
     assert contents(fresh.parts) == contents(trained.parts)
 
 
-@pytest.mark.parametrize(
-    ("new", "saved"),
-    [
-        pytest.param({}, {"x": torch.arange(3.0)}, id="a name"),
-        pytest.param({"x": None}, {"x": torch.arange(3.0)}, id="None before"),
-        pytest.param({"x": 5}, {"x": torch.tensor(2, dtype=torch.int8)}, id="a number before"),
-        pytest.param({"a.b": {}}, {"a.b": {7: {"c": torch.ones(2, 2)}}}, id="dots and numbers as keys"),
-        pytest.param([], [torch.ones(1), 3, torch.zeros(2), {"y": torch.ones(3)}], id="a list"),
-        pytest.param([torch.zeros(1)], [torch.ones(1), torch.ones(2)], id="a longer list"),
-        pytest.param({}, {"x": torch.zeros(0, 4)}, id="no values"),
-        pytest.param({"x": {"y": 1}}, {"x": torch.ones(2)}, id="a dictionary before"),
-        pytest.param({"x": torch.ones(2)}, {"x": {"y": torch.ones(2)}}, id="a tensor before"),
-    ],
-)
+MADE = [
+    pytest.param({}, {"x": torch.arange(3.0)}, id="a name"),
+    pytest.param({"x": None}, {"x": torch.arange(3.0)}, id="None before"),
+    pytest.param({"x": 5}, {"x": torch.tensor(2, dtype=torch.int8)}, id="a number before"),
+    pytest.param({"a.b": {}}, {"a.b": {7: {"c": torch.ones(2, 2)}}}, id="dots and numbers as keys"),
+    pytest.param([], [torch.ones(1), 3, torch.zeros(2), {"y": torch.ones(3)}], id="a list"),
+    pytest.param([torch.zeros(1)], [torch.ones(1), torch.ones(2)], id="a longer list"),
+    pytest.param({}, {"x": torch.zeros(0, 4)}, id="no values"),
+    pytest.param({"x": {"y": 1}}, {"x": torch.ones(2)}, id="a dictionary before"),
+    pytest.param({"x": torch.ones(2)}, {"x": {"y": torch.ones(2)}}, id="a tensor before"),
+]
+"""What a new process begins with, and what was saved: tensors that it has no place for."""
+
+
+@pytest.mark.parametrize(("new", "saved"), MADE)
 @pytest.mark.parametrize("is_stateful", [False, True])
 def test_tensors_that_a_loop_has_made_since_it_began_are_restored(
     pod: LivePod, new: Any, saved: Any, is_stateful: bool
 ) -> None:
     found = restored(pod, new, saved, is_stateful=is_stateful)
     torch.testing.assert_close(found, saved, rtol=0.0, atol=0.0)
+
+
+@pytest.mark.usefixtures("own_writer")
+@pytest.mark.parametrize("is_stateful", [False, True])
+def test_from_the_disk_all_of_that_is_restored_as_from_memory(
+    pod: LivePod, tmp_path: Path, is_stateful: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Seen before: what a new state had no keys for was left out, and what it had more of was an error."""
+    pod.start()
+    cases = [*DROPPED, *MADE]
+    state = state_of({f"it{at}": one.values[1] for at, one in enumerate(cases)}, is_stateful=is_stateful)
+    checkpointer = Checkpointer(disk=tmp_path, disk_every=1)
+    assert checkpointer.load(state) is None
+    assert isinstance(checkpointer.save(state, 1), Saved)
+    assert checkpointer.flush(timeout_s=LIMIT_S)
+    be_without_memory(pod)
+    fresh = state_of({f"it{at}": one.values[0] for at, one in enumerate(cases)}, is_stateful=is_stateful)
+    assert Checkpointer(disk=tmp_path).load(fresh) == 1
+    torch.testing.assert_close(values_of(fresh), values_of(state), rtol=0.0, atol=0.0)
+    assert "not restored" not in caplog.text
+
+
+@pytest.mark.usefixtures("own_writer")
+def test_what_cannot_be_placed_is_refused_from_the_disk_too_and_without_paths_it_is_named_in_the_log(
+    pod: LivePod, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pod.start()
+    state = {"it": {1.5: torch.ones(2), "known": 1}}
+    checkpointer = Checkpointer(disk=tmp_path, disk_every=1)
+    assert checkpointer.load(state) is None
+    assert isinstance(checkpointer.save(state, 1), Saved)
+    assert checkpointer.flush(timeout_s=LIMIT_S)
+    be_without_memory(pod)
+    with pytest.raises(ValueError, match=r"it\.1\.5: want a state with a place for it, .* step 1, got .* \(1 names\)"):
+        Checkpointer(disk=tmp_path).load({"it": {}})
+    (tmp_path / "step-1" / PLACES).write_bytes(b'{"common": 5, "of_rank": {}, "world_size": 1}')
+    pod.be_new_process()
+    fresh: dict[str, Any] = {"it": {}}
+    assert Checkpointer(disk=tmp_path).load(fresh) == 1
+    assert f"{PLACES}: no places: " in caplog.text
+    assert "has no place for it: step=1 names=2: it.1.5, it.known" in caplog.text
+    assert fresh == {"it": {}}
 
 
 def test_places_of_tensors_are_told_anew_where_the_same_names_lie_elsewhere(pod: LivePod) -> None:
@@ -407,3 +483,31 @@ def test_an_optimizer_that_needs_a_closure_is_refused_at_the_first_save(pod: Liv
     state = {"model": model, "optimizer": torch.optim.LBFGS(model.parameters())}
     with pytest.raises(TypeError, match=r"optimizer: want an optimizer whose step\(\) needs no closure, got LBFGS"):
         Checkpointer().save(state, 1)
+
+
+@pytest.mark.parametrize("has_scores", [True, False])
+def test_what_a_shard_of_another_pod_may_have_is_not_taken_for_dropped(
+    pod: LivePod, monkeypatch: pytest.MonkeyPatch, has_scores: bool
+) -> None:
+    """One of two pods is lost, and the first rank has the shard of the second one at hand, which never had scores."""
+    pod.start()
+    for rank, values in enumerate(({"step": 1, "scores": 7} if has_scores else {"step": 1}, {"step": 1})):
+        pod.be(rank, rank=rank, world_size=2)
+        pod.be_new_process()
+        assert isinstance(Checkpointer().save({"it": values}, 1), Saved)
+    pod.be(iteration=1)
+    pod.be_new_process()
+    shards: dict[int, FoundSlot] = {}
+
+    def second_alone(found: Found) -> tuple[FoundSlot, ...]:
+        shards.update({one.rank: one for one in found.slots})
+        return (shards[1],)
+
+    monkeypatch.setattr(restoring, "_newest_of_each", second_alone)
+    monkeypatch.setattr(restoring, "candidates", lambda offers: [ReadableCheckpoint(offers[0].moment, 2, False)])
+    monkeypatch.setattr(Remote, "has_any", lambda *_: True)
+    monkeypatch.setattr(Remote, "ranks", lambda *_: [0])
+    monkeypatch.setattr(Remote, "open", lambda _, candidate, rank: open_source(shards[rank]))
+    fresh: dict[str, Any] = {"it": {"step": 0, "scores": None}}
+    assert Checkpointer().load(fresh) == 1
+    assert fresh["it"] == ({"step": 1, "scores": 7} if has_scores else {"step": 1})

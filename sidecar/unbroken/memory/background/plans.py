@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from unbroken.memory.layout import Entry
+from unbroken.memory.new_state.places import Places, merge, read_places
 
 Key = tuple[str, tuple[int, ...] | None]
 """Name of a tensor and where its part begins; None for an object."""
@@ -37,12 +38,16 @@ class WritePlan:
     keys: frozenset[Key]
     """All that has to be written."""
     metadata: Metadata
+    places: dict[str, Any]
+    """See PLACES."""
 
 
-def describe(entries: Sequence[Entry], objects: Sequence[str], paths: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+def describe(
+    entries: Sequence[Entry], objects: Sequence[str], paths: Mapping[str, Sequence[Any]], places: Places
+) -> dict[str, Any]:
     """Return what a rank tells the others that it has.
 
-    `paths`: where each name lies in the dictionaries of the state.
+    `paths`: where each name lies in the dictionaries of the state, as torch's planner says it; `places`: its real keys.
     """
     rows = [[one.name, str(one.dtype).removeprefix("torch."), one.size, one.offsets, one.sizes] for one in entries]
     names = [one.name for one in entries] + list(objects)
@@ -50,6 +55,7 @@ def describe(entries: Sequence[Entry], objects: Sequence[str], paths: Mapping[st
         "entries": rows,
         "objects": list(objects),
         "paths": {name: list(paths.get(name, (name,))) for name in names},
+        "places": places.to_json(),
     }
 
 
@@ -66,7 +72,10 @@ def local_plan(has: Mapping[str, Any]) -> SavePlan:
 def decide(contents: Sequence[bytes]) -> WritePlan:
     """Return who writes what, given what each rank says. Raises PlanError."""
     try:
-        plans = [local_plan(json.loads(content)) for content in contents]
+        has = [json.loads(content) for content in contents]
+        plans = [local_plan(one) for one in has]
+        # A rank of an earlier release says nothing of it.
+        places = merge([read_places(one.get("places", ({}, {}, ()))) for one in has])
         _check_same_form(plans)
         indices = [{key_of(item.index): index for index, item in enumerate(plan.items)} for plan in plans]
         chosen, metadata = DefaultSavePlanner().create_global_plan(plans)
@@ -81,7 +90,7 @@ def decide(contents: Sequence[bytes]) -> WritePlan:
     for content in contents:
         digest.update(hashlib.sha256(content).digest())
     keys = frozenset(key_of(item.index) for plan in chosen for item in plan.items)
-    return WritePlan(digest.hexdigest()[:32], of_rank, keys, metadata)
+    return WritePlan(digest.hexdigest()[:32], of_rank, keys, metadata, places)
 
 
 def key_of(index: MetadataIndex) -> Key:

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from unbroken.memory.background.epochs import MARK, Epoch, Failure, sync, write_json
 from unbroken.memory.background.parts import Row
 from unbroken.memory.background.plans import PlanError, WritePlan, decide
+from unbroken.memory.new_state.places import PLACES
 
 logger = logging.getLogger(__name__)
 
@@ -136,6 +137,8 @@ class Publisher:
         if decision is None or any(part["plan"] != decision.plan_id for part in parts) or keys != decision.keys:
             raise PlanError("its ranks' states differ in form")
         FileSystemWriter(folder).finish(replace(decision.metadata), [[_result(row) for row in rows]])
+        if decision.places:
+            write_json(folder / PLACES, decision.places)
         write_json(folder / MARK, {**self._epoch.mark, "step": step, "world_size": self._world_size})
         for path in self._parts(step):
             path.unlink()

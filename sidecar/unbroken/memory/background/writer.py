@@ -166,7 +166,7 @@ class DiskWriter:
         with _opened(order, descriptors[0], loan) as source:
             # Else what is read may be another checkpoint, which is no fault of the memory.
             loan.keep(source)
-            has = describe(source.layout.entries, list(source.objects), names)
+            has = describe(source.layout.entries, list(source.objects), names, source.places)
             content = write_json(epoch.work / "has" / f"{order.rank}.json", has)
             plan = self._wait_for(lambda: _read_plan(epoch, order, digest(content)), PLAN_S, "other ranks", loan)
             if plan["indices"] is None:

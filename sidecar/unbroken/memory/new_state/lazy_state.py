@@ -73,6 +73,22 @@ def refuse_lost(state: Mapping[str, Any], names: Iterable[str]) -> None:
             )
 
 
+def no_place(names: Sequence[str], step: int, *, is_model: bool) -> ValueError:
+    """Return the error for what a checkpoint has and no rank's model, or other part of the state, has a place for."""
+    kind, what = ("model", "weights and buffers") if is_model else ("state", "tensors")
+    more = "" if is_model else "; an optimizer in the state itself, or get_state_dict of torch, makes its own"
+    return ValueError(
+        f"{names[0]}: want a {kind} with a place for it, as in the checkpoint of step {step}, got one without "
+        f"({len(names)} names); let a new {kind} have all {what} before load, also those that are added later in "
+        f"training{more}"
+    )
+
+
+def makes_places(one: object) -> bool:
+    """Return whether a new one has a place for each tensor, or is given one by LazyState."""
+    return isinstance(one, nn.Module) or is_optimizer(one)
+
+
 def needs_closure(optimizer: Optimizer) -> bool:
     """Return whether a step, and so the state, cannot be made without evaluating the model, as with LBFGS."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")

@@ -1,6 +1,7 @@
 """Jobs whose checkpoints reach the disk in the background: plain torch reads the bits of the step, whatever broke."""
 
 import hashlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,3 +68,29 @@ def test_another_job_goes_on_from_the_disk_as_if_nothing_had_been(
     assert restored(tmp_path / "later") == {0: {"8"}, 1: {"8"}, 2: {"6"}}
     assert "not used: step=8: the training failed after it again and again" in job.text()
     assert losses(tmp_path / "broken") | losses(tmp_path / "later") == wanted
+
+
+def test_from_the_disk_an_optimizer_within_an_object_of_the_script_goes_on_as_well(
+    start_job: Callable[..., Any], calm: Calm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen before: its averages began anew, and the log alone said so. Each rank has a part of each."""
+    wanted = calm("fsdp2")
+    disk = tmp_path / "disk"
+    monkeypatch.setenv("TEST_DISK", str(disk))
+    for name, value in (("DISK_EVERY", "2"), ("STATE", "1"), ("STEPS", "7"), ("INSIST", "1"), ("WRAPPED", "1")):
+        monkeypatch.setenv(f"TEST_{name}", value)
+    train(start_job, tmp_path / "first", "fsdp2")
+    assert steps_on_disk(disk)[0] == 6
+    shutil.copytree(disk, tmp_path / "same")
+    monkeypatch.setenv("TEST_STEPS", "12")
+    # Half as many ranks: each has other parts.
+    train(start_job, tmp_path / "smaller", "fsdp2", shape=("--pods", "1", "--ranks-per-pod", "2", "--memory", "64Mi"))
+    texts = {one: (tmp_path / one / "states").read_text() for one in ("first", "smaller")}
+    lines = [(one, *line.split()) for one, text in texts.items() for line in text.splitlines()]
+    of_step = {(one, what): digest for one, _, what, step, digest in lines if step == "6"}
+    assert of_step.keys() >= {("first", "saved"), ("smaller", "loaded")}
+    assert of_step["smaller", "loaded"] == of_step["first", "saved"]
+    monkeypatch.setenv("TEST_DISK", str(tmp_path / "same"))
+    train(start_job, tmp_path / "later", "fsdp2")
+    assert restored(tmp_path / "later") == {0: {"6"}}
+    assert losses(tmp_path / "first") | losses(tmp_path / "later") == wanted

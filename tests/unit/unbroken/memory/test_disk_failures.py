@@ -292,7 +292,7 @@ def test_a_step_that_is_made_whole_ends_the_problem_and_has_an_age(
         writer._publish()
         assert ear.heard[-1][0].problem
         key = ("w", (0,))
-        decision = WritePlan("id", ((0,), ()), frozenset({key}), Metadata({}))
+        decision = WritePlan("id", ((0,), ()), frozenset({key}), Metadata({}), {})
         publisher = writer._publisher
         assert publisher is not None
         publisher._decision = decision

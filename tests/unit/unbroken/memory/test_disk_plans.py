@@ -8,6 +8,7 @@ import torch
 
 from unbroken.memory.background.plans import PlanError, decide, describe
 from unbroken.memory.layout import Entry
+from unbroken.memory.new_state.places import Places
 
 
 def rank(
@@ -15,7 +16,7 @@ def rank(
 ) -> bytes:
     """Return what a rank says of tensors: name, size of the whole, offsets and sizes of its part."""
     entries = [Entry(name, torch.float32, size, offsets, sizes, 0) for name, size, offsets, sizes in tensors]
-    return json.dumps(describe(entries, objects, {"model.a": ("model", "a")})).encode()
+    return json.dumps(describe(entries, objects, {"model.a": ("model", "a")}, Places())).encode()
 
 
 def test_what_all_ranks_have_is_written_once_and_by_all_of_them() -> None:
@@ -74,4 +75,5 @@ def test_all_is_named_as_plain_data() -> None:
         "entries": [["a", "float32", [2, 0], [0, 0], [2, 0]]],
         "objects": ["b"],
         "paths": {"a": ["a"], "b": ["b"]},
+        "places": [{}, {}, []],
     }

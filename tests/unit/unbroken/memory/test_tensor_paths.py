@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from unbroken.memory.new_state.places import Places
 from unbroken.memory.sources import Source, UnreadableError
 from unbroken_core.pod.memory_slots import Head, Moment, SlotState
 
@@ -13,9 +14,9 @@ def source_of(tensor_paths: str) -> Source:
 
 
 def test_paths_and_groups_are_read() -> None:
-    found, alike = source_of('[{"a": [["it", 7, [0]], "cpu", 0]}, [["a", "b"]]]').tensor_paths
-    assert (found, alike) == ({"a": (("it", 7, [0]), "cpu", 0)}, [["a", "b"]])
-    assert source_of("").tensor_paths == ({}, [])
+    places = source_of('[{"a": [["it", 7, [0]], "cpu", 0]}, [["a", "b"]]]').places
+    assert places == Places({}, {"a": (("it", 7, [0]), "cpu", 0)}, [["a", "b"]])
+    assert source_of("").places == Places({}, {}, [])
 
 
 @pytest.mark.parametrize(
@@ -35,5 +36,5 @@ def test_paths_and_groups_are_read() -> None:
     ],
 )
 def test_anything_else_is_unreadable(text: str) -> None:
-    with pytest.raises(UnreadableError, match=r"0-0\.slot: where .* cannot be read"):
-        source_of(text).tensor_paths  # noqa: B018  # the property reads it
+    with pytest.raises(UnreadableError, match=r"0-0\.slot: where its parts lie cannot be read: "):
+        source_of(text).places  # noqa: B018  # the property reads it
