@@ -136,7 +136,7 @@ class Checks(Samples):
         """Give the same batch each time."""
         while True:
             torch.rand(1)
-            if SEEN.step == FAILS_VALIDATING and SEEN.call.state.active_rank == 1:
+            if 0 < SEEN.step == FAILS_VALIDATING and SEEN.call.state.active_rank == 1:
                 break_once("exception-validating")
             tokens = self._tokens[: GLOBAL_BATCH // 2]
             yield {"input": tokens[:, :-1]}, tokens[:, 1:]
