@@ -130,6 +130,27 @@ def test_lightning_ends_as_without_the_fault_also_with(found: str, tmp_path: Pat
     assert not differences(calm, broken)
 
 
+class Skipping(KeptOrOnDisk):
+    """Leaves one checkpoint out, as memory that is still being copied does."""
+
+    def save(self, state: dict[str, Any], step: int) -> Any:
+        """Keep it, or not."""
+        return memory.Skipped(step, "still being copied") if step == 6 else super().save(state, step)
+
+
+def test_lightning_takes_the_memory_also_where_it_left_out_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that was written meanwhile is newer, but has no random numbers."""
+    monkeypatch.setattr(memory, "Checkpointer", Skipping)
+    files = {"every_n_train_steps": 1, "save_last": True}
+    options = {**OF_LIGHTNING, "from_files": True, "validates": False, "breaks_first": True, "files": files}
+    calm, _calls = train(random_lightning.training(tmp_path / "calm", options), [])
+    fault = Fault("on_train_batch_start", 8, loses_memory=False)
+    broken, _calls = train(random_lightning.training(tmp_path / "broken", options), [fault])
+    assert not differences(calm, broken)
+
+
 def test_huggingface_tells_the_whole_loss_also_where_no_epoch_is_left(tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "max_steps": -1,

@@ -1,13 +1,16 @@
 """torchtitan's own checkpoints, and what its integration refuses: `make test-integrations RELEASES=torchtitan`."""
 
 import dataclasses
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch.distributed
 from tests.integrations.jobs import titan_cpu  # noqa: F401  # before torchtitan
 from tests.integrations.test_frameworks import LIMIT_S, NUM_STEPS, ONE_POD, run, uninterrupted
 from torchtitan.components.checkpoint import CheckpointManager
@@ -49,6 +52,76 @@ def test_a_rank_that_asks_a_failed_one_for_its_part_of_the_model_is_interrupted_
     got = run(FRAMEWORK, tmp_path, ONE_POD, TEST_WRITES="no", TEST_FAILS_UNSAVED="11")
     assert re.findall(r"recovered \d+: rung ([a-z-]+)", got.text) == ["in-process"]
     assert (got.steps, got.drawn, got.result["digest"]) == (want.steps, want.drawn, want.result["digest"])
+
+
+def validations(folder: Path) -> dict[int, set[float]]:
+    """Return what was found, by step."""
+    rows = [json.loads(line) for line in (folder / "validations").read_text().splitlines()]
+    return {step: {loss for at, loss in rows if at == step} for step, _ in rows}
+
+
+def test_a_validation_that_a_fault_has_cut_short_is_made_again(tmp_path: Path) -> None:
+    """The step before it is saved already, and would not be made again."""
+    calm, broken = tmp_path / "calm", tmp_path / "broken"
+    want = run(FRAMEWORK, calm, ONE_POD)
+    got = run(FRAMEWORK, broken, ONE_POD, TEST_FAILS_VALIDATING="14")
+    assert got.result["iteration"] == 1
+    assert set(validations(calm)) == {1, 7, 14, 21, 28}
+    assert validations(broken) == validations(calm)
+    assert (got.steps, got.drawn, got.result["digest"]) == (want.steps, want.drawn, want.result["digest"])
+
+
+class Call:
+    """Counts what is reported."""
+
+    def __init__(self) -> None:
+        self.num_pings = 0
+
+    def ping(self) -> None:
+        """Count it."""
+        self.num_pings += 1
+
+
+class Validating:
+    """A validator of three batches."""
+
+    def should_validate(self, step: int) -> bool:
+        """As torchtitan."""
+        return step % 4 == 0
+
+    def post_dataloading_process(self, batch: int) -> int:
+        """Each batch goes through it."""
+        return batch
+
+    def validate(self, parts: list[Any], step: int) -> list[int]:
+        """Look at each batch."""
+        return [self.post_dataloading_process(one) for one in range(3)]
+
+
+@pytest.mark.parametrize("has_batches", [True, False])
+def test_each_batch_of_a_validation_is_progress_once_a_step_was_made(
+    has_batches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a long one would be taken for a hang. Before the first step nothing is, as without a validation."""
+    for name, value in (("get_rank", 0), ("get_world_size", 1)):
+        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+    kind: Any = Validating
+    if not has_batches:
+        kind = type("Other", (Validating,), {"post_dataloading_process": None, "validate": lambda *args: None})
+    validator, call = kind(), Call()
+    trainer: Any = SimpleNamespace(
+        **{"step": 0, "model_parts": [], "validator": validator, "checkpointer": SimpleNamespace()},
+        config=SimpleNamespace(validator=SimpleNamespace(enable=True)),
+    )
+    trainer.checkpointer.load = lambda: setattr(trainer, "step", 4)
+    any_call: Any = call
+    with torchtitan._validations(trainer, any_call):
+        trainer.checkpointer.load()
+        assert call.num_pings == 0
+        trainer.step += 4
+        validator.validate([], trainer.step)
+    assert call.num_pings == (3 if has_batches else 0)
+    assert vars(validator) == {}
 
 
 @pytest.mark.nightly

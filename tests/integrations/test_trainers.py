@@ -180,6 +180,19 @@ def test_files_of_another_world_are_gone_on_from_with_batches_of_this_one(tmp_pa
     assert list((tmp_path / "checkpoint-2").glob("unbroken-*")), "what was read is as it was"
 
 
+@pytest.mark.parametrize("cut", ["", "4", '4\n{"max_st'])
+def test_a_mark_that_was_cut_off_says_nothing_of_its_files(tmp_path: Path, cut: str) -> None:
+    """As on a disk that was full meanwhile. Training went on from there without what it says, or never again."""
+    options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "disable_tqdm": True}
+    trainer = make_trainer(tmp_path, Regression(), **options)
+    trainer.train_dataset = [{"x": torch.ones(2), "labels": torch.ones(2)}] * 64
+    huggingface.train(trainer, Call())  # type: ignore[arg-type]  # a double
+    folders = huggingface._Folders(tmp_path, 0, 1)
+    assert sorted(folders.steps()) == [2, 4]
+    (tmp_path / "checkpoint-4" / "unbroken-0-of-1").write_text(cut)
+    assert folders.steps() == [2]
+
+
 @pytest.mark.parametrize(("is_split", "samples"), [(True, 4), (False, 8)])
 def test_batch_that_ranks_share_is_one_of_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_split: bool, samples: int

@@ -220,6 +220,7 @@ def _situation(job: JobState, phase: Interrupted, newcomers: Newcomers, now_s: f
         num_barren=job.history.num_barren,
         no_progress_limit=settings.no_progress_limit,
         num_same=job.history.num_same,
+        num_again=job.history.num_again,
         is_mistake=_is_mistake(job),
         culprit="" if job.history.running is None else job.history.running.culprit.text,
     )

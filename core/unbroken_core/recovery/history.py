@@ -3,7 +3,7 @@
 All times are seconds of the coordinator's clock; they become wall-clock text only in a status.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -376,6 +376,8 @@ class History:
         self._same_workers: set[tuple[str, int | None]] = set()
         """Who failed with these words in the last recoveries in a row."""
         self._num_same = 0
+        self._num_of_words: Counter[tuple[str, ...]] = Counter()
+        """Recoveries since the last progress, by the words of their fault of the script."""
         self._culprits: frozenset[tuple[str, int | None]] = frozenset()
         """Whose fault the last recoveries in a row were."""
         self._began_in_a_row = 0
@@ -479,6 +481,24 @@ class History:
         """Recoveries in a row, the running one included, from the same fault of the script without progress."""
         return self._num_same if self.running is None else self._count_same(self.running)
 
+    @property
+    def num_again(self) -> int:
+        """Recoveries since the last progress, the running one included, from its fault of the script, in a row or not.
+
+        Where ranks fail of one thing in words of their own, who is first says another fault each time.
+        """
+        incident = self.running
+        if incident is None or incident.culprit.cause not in SCRIPT_CAUSES:
+            return 0
+        return 1 + (self._num_of_words[incident.words] if incident.is_barren else 0)
+
+    def _note_words(self, incident: Incident) -> None:
+        if not incident.is_barren:
+            self._num_of_words.clear()
+        is_known = incident.words in self._num_of_words or len(self._num_of_words) < _MAX_MISTAKES
+        if is_known and incident.culprit.cause in SCRIPT_CAUSES:
+            self._num_of_words[incident.words] += 1
+
     def _count_same(self, incident: Incident) -> int:
         return incident.num_same(self._last_words, self._num_same)
 
@@ -523,6 +543,7 @@ class History:
             return
         self.num_changes += 1
         self._num_barren, self._num_same = self._count_barren(incident), self._count_same(incident)
+        self._note_words(incident)
         self._tries = ((*self._tries, *incident.tries) if incident.is_barren else incident.tries)[-_MAX_TRIES:]
         before = self._same_workers if incident.follows(self._last_words) else set()
         self._same_workers = incident.same_workers | before

@@ -34,6 +34,8 @@ MAX_SAME_IN_PROCESS = 2
 """So often in a row the same fault without progress is recovered in its process; then a new one is tried, once."""
 MAX_SAME = 10
 """So often in a row the same fault without progress is recovered in a job without a limit of its own."""
+MAX_AGAIN = 3 * MAX_SAME
+"""So often there, with others between them."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Situation:
     no_progress_limit: int | None = None
     num_same: int = 0
     """Those of them, the newest ones, that had the very same fault."""
+    num_again: int = 0
+    """Those of them that had the very same fault, in a row or not."""
     is_mistake: bool = False
     """Whether the script itself makes it, wherever it runs: an error of its code, or it gives up by `sys.exit`."""
     culprit: str = ""
@@ -161,12 +165,13 @@ def _no_progress(view: Situation) -> Fail | None:
 
 def _same_again(view: Situation) -> Fail | None:
     """Where nobody has set a limit, only a fault that comes back word by word is taken for one of the script."""
-    if view.num_same <= MAX_SAME:
+    if view.num_same > MAX_SAME:
+        came = f"{view.num_same} recoveries in a row without progress between them"
+    elif view.num_again > MAX_AGAIN:
+        came = f"{view.num_again} recoveries, with others between them, without any progress"
+    else:
         return None
-    message = (
-        f"the same fault came in {view.num_same} recoveries in a row without progress between them "
-        f"(restart.noProgressLimit sets another limit): {view.culprit}"
-    )
+    message = f"the same fault came in {came} (restart.noProgressLimit sets another limit): {view.culprit}"
     return Fail(Reason.NO_PROGRESS, message)
 
 

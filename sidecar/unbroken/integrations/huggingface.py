@@ -24,7 +24,7 @@ from torch.utils.data import IterableDataset, RandomSampler, SubsetRandomSampler
 from transformers import Trainer, TrainerCallback
 
 from unbroken import inprocess, memory
-from unbroken.integrations import one_training, random_numbers, text_states, trainer_extras
+from unbroken.integrations import one_training, random_numbers, text_states, trainer_extras, whole_files
 from unbroken.memory.agreement import all_true
 from unbroken.memory.place import read_every
 
@@ -430,7 +430,7 @@ class _Folders:
         """Say that this rank's part is there, and what else it goes on from."""
         folder = self._of(step)
         if folder.is_dir():
-            (folder / self._name).write_text(f"{samples}\n{json.dumps(extras)}\n", encoding="utf-8")
+            whole_files.write(folder / self._name, f"{samples}\n{json.dumps(extras)}\n".encode())
 
     def unmark(self, step: int) -> None:
         """Take it back, before the folder is written again, perhaps by a world of another size."""
@@ -451,9 +451,20 @@ class _Folders:
             names = [path.name for path in folder.iterdir()]
         except OSError:
             return False
-        marks = {(int(match[1]), int(match[2])) for name in names if (match := _MARK.fullmatch(name))}
+        found = {name: match for name in names if (match := _MARK.fullmatch(name))}
+        marks = {(int(match[1]), int(match[2])) for name, match in found.items() if _is_whole_mark(folder / name)}
         sizes = {size for _, size in marks}
         return _STATE in names and any(all((rank, size) in marks for rank in range(size)) for size in sizes if size)
+
+
+def _is_whole_mark(path: Path) -> bool:
+    """Return whether all of it is there, which a full disk or a crash of the node may have cut off."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return False
+    # Those of before have the first line alone.
+    return text.partition("\n")[0].isdecimal() and text.endswith("\n")
 
 
 def _ends_epoch(state: Any, control: Any) -> bool:

@@ -39,6 +39,9 @@ from unbroken.memory.place import read_every
 
 logger = logging.getLogger(__name__)
 
+MAX_SKIPPED = 10
+"""So many checkpoints may be left out of the memory, one after another, before a file of Lightning's is better."""
+
 STRATEGIES = ("DDPStrategy", "SingleDeviceStrategy")
 """Those whose checkpoints in memory were compared with an uninterrupted run."""
 
@@ -120,7 +123,9 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         self._trainer: Any = None
         self._begun_at = 0
         self._in_memory: int | None = None
-        """Batches of the newest checkpoint in memory, if the last one that was due is there."""
+        """Batches of the newest checkpoint in memory; None without, and where more than a few were left out since."""
+        self._num_skipped = 0
+        """Those that were due and left out since."""
         self._random: Any = None
         self._waiting: WaitingGradients | None = None
         self._metrics: dict[str, Any] | None = None
@@ -267,14 +272,21 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         # Gradients that wait for more batches are in no checkpoint.
         if batch_idx % trainer.accumulate_grad_batches == 0 and not waits:
             if done % self._every == 0:
-                with self._call.checkpoint():
-                    state = self._state(trainer)
-                with self._call.atomic():  # a fault elsewhere waits until this rank has saved
-                    saved = self._checkpoints.save(state, done)
-                self._in_memory = None if isinstance(saved, memory.Skipped) else done
+                self._save(trainer, done)
             self._call.ping(step=done)
         else:
             self._call.ping()
+
+    def _save(self, trainer: Any, done: int) -> None:
+        with self._call.checkpoint():
+            state = self._state(trainer)
+        with self._call.atomic():  # a fault elsewhere waits until this rank has saved
+            saved = self._checkpoints.save(state, done)
+        self._num_skipped = self._num_skipped + 1 if isinstance(saved, memory.Skipped) else 0
+        if not self._num_skipped:
+            self._in_memory = done
+        elif self._num_skipped > MAX_SKIPPED:
+            self._in_memory = None
 
     def _go_on(self, trainer: Any, done: int) -> None:
         """Set, before the first batch after a fault, what Lightning counts otherwise when it resumes."""
@@ -321,8 +333,9 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         metrics = {} if self._trainer is None else _metrics_of(self._trainer)
         modes = None if self._trainer is None else module_modes.read(self._trainer.lightning_module)
         changed = self._changed_values()
-        # A file lacks random numbers, and what was to come after it in the same hook.
-        lag = 0 if self._in_memory is None else batches - self._in_memory
+        # A file lacks random numbers, and what was to come after it in the same hook: a memory that is a little older
+        # goes on exactly. Another rank may have left out other checkpoints than this one, which writes the file.
+        lag = 0 if self._in_memory is None else batches - self._in_memory + MAX_SKIPPED * self._every
         found = {
             "batches": batches,
             "lag": lag,

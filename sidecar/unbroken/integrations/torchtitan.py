@@ -69,7 +69,7 @@ def train(
     config = dataclasses.replace(config, checkpoint=checkpoints, model_spec=spec)
     trainer = config.build()
     try:
-        with _apart(trainer):
+        with _validations(trainer, call):
             trainer.train()
     finally:
         trainer.close()
@@ -77,17 +77,20 @@ def train(
 
 
 @contextlib.contextmanager
-def _apart(trainer: Trainer) -> Iterator[None]:
-    """Let validations leave the random numbers as they were.
+def _validations(trainer: Trainer, call: inprocess.CallWrapper) -> Iterator[None]:
+    """Let validations leave the random numbers as they were, tell of their progress, and be made again after a fault.
 
-    torchtitan validates once the step is saved. After a fault a training goes on from there without that validation,
-    and would have other random numbers than without the fault.
+    torchtitan validates once the step is saved: a training that goes on from there has not told what it would have
+    found, and would have other random numbers than without the fault.
     """
     if not trainer.config.validator.enable:
         yield
         return
     validator, rank, world_size = trainer.validator, dist.get_rank(), dist.get_world_size()
-    validate = validator.validate
+    validate, load = validator.validate, trainer.checkpointer.load
+    # Each batch of torchtitan's own one goes through this; one of your own may lack it.
+    of_batch: Any = getattr(validator, "post_dataloading_process", None)
+    begun_at = 0
 
     def validated(*args: Any, **kwargs: Any) -> Any:
         before = random_numbers.capture(rank, world_size)
@@ -95,12 +98,31 @@ def _apart(trainer: Trainer) -> Iterator[None]:
         random_numbers.restore(before, rank, world_size, seed=0)
         return found
 
-    # An attribute of this one object.
-    validator.validate = validated
+    def pinged(*args: Any, **kwargs: Any) -> Any:
+        # The first ping starts the clock for hangs: it waits until the first step, which may take long.
+        if trainer.step > begun_at:
+            call.ping()
+        return of_batch(*args, **kwargs)
+
+    def loaded(*args: Any, **kwargs: Any) -> Any:
+        nonlocal begun_at
+        found = load(*args, **kwargs)
+        begun_at = trainer.step
+        if begun_at and validator.should_validate(begun_at):
+            validated(trainer.model_parts, begun_at)
+        return found
+
+    # Attributes of these objects.
+    ours = [(validator, "validate", validated), (trainer.checkpointer, "load", loaded)]
+    if of_batch is not None:
+        ours.append((validator, "post_dataloading_process", pinged))
+    for one, name, function in ours:
+        setattr(one, name, function)
     try:
         yield
     finally:
-        del validator.validate
+        for one, name, _ in ours:
+            delattr(one, name)
 
 
 def _refuse(config: Trainer.Config) -> None:

@@ -20,13 +20,8 @@ def write(path: Path, content: "bytes | memoryview") -> None:
     """Write a file, or replace one. Raises OSError; what was there before is as it was then."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_left_parts(path.parent)
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
-    descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    part, descriptor = _new_part(path)
     try:
-        # Before the first byte: who looks for parts that are left over locks them first. Without locks, as on some file
-        # systems, none are removed.
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _write_all(descriptor, content)
         os.fsync(descriptor)
         _compare(descriptor, content, path)
@@ -39,6 +34,24 @@ def write(path: Path, content: "bytes | memoryview") -> None:
     finally:
         os.close(descriptor)
     _sync_folder(path.parent)
+
+
+def _new_part(path: Path) -> tuple[Path, int]:
+    """Return a part that no other writer in the folder takes for one that is left over."""
+    while True:
+        part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            # Before the first byte: who looks for parts that are left over locks them first.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # by another writer, which removes it
+            os.close(descriptor)
+            continue
+        except OSError:  # without locks, as on some file systems, none are removed
+            return part, descriptor
+        if os.fstat(descriptor).st_nlink:
+            return part, descriptor
+        os.close(descriptor)
 
 
 def _write_all(descriptor: int, content: "bytes | memoryview") -> None:

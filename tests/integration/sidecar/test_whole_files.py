@@ -91,6 +91,33 @@ def test_what_another_process_is_writing_stays(file: Path) -> None:
         assert names(file) == [".other.ckpt.1.part", "last.ckpt"]
 
 
+@pytest.mark.parametrize("moment", ["locked", "removed"])
+def test_a_writer_whose_part_is_taken_for_a_left_one_begins_another(
+    file: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Ranks that write into one folder at once: one looks for parts before the other has locked its own."""
+    flock = fcntl.flock
+    others: list[Any] = []
+
+    def late(descriptor: int, flags: int) -> None:
+        if not others:
+            part = next(file.parent.glob(".*.part"))
+            others.append(part.open("rb"))
+            flock(others[0], fcntl.LOCK_EX)
+            if moment == "removed":
+                part.unlink()
+                others[0].close()
+        flock(descriptor, flags)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    whole_files.write(file, NEW)
+    assert file.read_bytes() == NEW
+    if moment == "locked":
+        Path(others[0].name).unlink()
+        others[0].close()
+    assert names(file) == ["last.ckpt"]
+
+
 @pytest.mark.parametrize("spoil", [lambda data: data[:-1], lambda data: bytes([data[0] ^ 1]) + data[1:]])
 def test_what_does_not_read_as_it_was_written_replaces_nothing(
     file: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[bytes], bytes]

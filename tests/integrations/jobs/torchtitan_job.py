@@ -1,5 +1,6 @@
 """The recipe of docs/integrations/torchtitan.md: a tiny Llama in torchtitan's own Trainer, on CPUs."""
 
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ SAVE_EVERY = 8
 WRITES = os.environ.get("TEST_WRITES", "yes") == "yes"
 FAILS_UNSAVED = int(os.environ.get("TEST_FAILS_UNSAVED", "0"))
 """Step after which rank 1 fails before it saves, once."""
+FAILS_VALIDATING = int(os.environ.get("TEST_FAILS_VALIDATING", "0"))
+"""Step whose validation rank 1 fails in, once."""
 
 ANY_WORLD = os.environ.get("TEST_ANY_WORLD", "yes") == "yes"
 
@@ -55,6 +58,7 @@ class Seen:
     def begin(self, call: Any) -> None:
         """Forget what was before this call."""
         self.call = call
+        self.step = 0
         self.seen: list[int] = []
         self.drawn: list[float] = []
 
@@ -132,6 +136,8 @@ class Checks(Samples):
         """Give the same batch each time."""
         while True:
             torch.rand(1)
+            if 0 < SEEN.step == FAILS_VALIDATING and SEEN.call.state.active_rank == 1:
+                break_once("exception-validating")
             tokens = self._tokens[: GLOBAL_BATCH // 2]
             yield {"input": tokens[:, :-1]}, tokens[:, 1:]
 
@@ -146,9 +152,16 @@ class Notes(MetricsProcessor):  # type: ignore[misc]  # the package brings no ty
     def log(self, step: int, *args: Any, **kwargs: Any) -> None:
         """Note a step."""
         note_step(step, SEEN.call, SEEN)
+        SEEN.step = step
         if step == FAILS_UNSAVED and SEEN.call.state.active_rank == 1:
             break_once("exception-unsaved")
         super().log(step, *args, **kwargs)
+
+    def log_validation(self, loss: float, step: int, *args: Any, **kwargs: Any) -> None:
+        """Note what a validation has found."""
+        with (OUT / "validations").open("a", encoding="utf-8") as file:
+            file.write(json.dumps([step, loss]) + "\n")
+        super().log_validation(loss, step, *args, **kwargs)
 
 
 def configuration(call: inprocess.CallWrapper) -> Trainer.Config:

@@ -802,17 +802,39 @@ def test_a_script_that_fails_again_and_again_without_progress_fails_the_job() ->
 def test_without_a_limit_only_a_fault_that_comes_back_word_by_word_fails_the_job() -> None:
     bench = Bench(replace(SETTINGS, spares=0, no_progress_limit=None, timeouts=Timeouts(heartbeat_s=1000.0)))
     bench.run("p0", "p1")
-    for iteration in range(30):
+    for iteration in range(40):
         bench.all_are(RUNNING, iteration, "p0", "p1")
         bench.worker("p0", 0, STOPPING, Fault(Cause.EXCEPTION, iteration, f"RuntimeError: batch {iteration}"))
         bench.all_are(READY, iteration, "p0", "p1")
     assert bench.status().phase is JobPhase.PLANNED
-    for iteration in range(30, 41):
+    for iteration in range(40, 51):
         assert bench.status().phase is JobPhase.PLANNED
         _fail_again(bench, iteration, step=-1)
     status = bench.status()
     assert (status.phase, status.reason) == (JobPhase.FAILED, Reason.NO_PROGRESS)
     assert "the same fault came in 11 recoveries in a row" in status.message
+
+
+@pytest.mark.parametrize("progress_at", [None, 20])
+def test_without_a_limit_faults_that_take_turns_fail_the_job_too(progress_at: int | None) -> None:
+    """A full disk stops two ranks in words of their own, and now one is first, now the other."""
+    bench = Bench(replace(SETTINGS, spares=0, no_progress_limit=None, timeouts=Timeouts(heartbeat_s=1000.0)))
+    bench.run("p0", "p1")
+    num_recoveries = 0
+    while bench.status().phase is JobPhase.PLANNED or not num_recoveries:
+        assert num_recoveries < 100
+        for pod in ("p0", "p1"):
+            step = 7 if progress_at is not None and num_recoveries >= progress_at else -1
+            bench.states[pod] = [replace(one, step=step) for one in bench.workers_of(pod, RUNNING, num_recoveries)]
+            bench.report(pod)
+        words = ("OSError: no space", "SafetensorError: no space")[num_recoveries % 2]
+        bench.worker("p0", 0, STOPPING, Fault(Cause.EXCEPTION, num_recoveries, words))
+        bench.all_are(READY, num_recoveries, "p0", "p1")
+        num_recoveries += 1
+    status = bench.status()
+    assert (status.phase, status.reason) == (JobPhase.FAILED, Reason.NO_PROGRESS)
+    assert num_recoveries == 61 + (progress_at or 0)
+    assert "the same fault came in 31 recoveries, with others between them, without any progress" in status.message
 
 
 @pytest.mark.parametrize(
