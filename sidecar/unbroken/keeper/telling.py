@@ -60,7 +60,7 @@ class Telling:
         self._name = arena_name(root)
         self._news = threading.Condition()
         self._version = 1
-        self._digests: dict[tuple[Path, int], str] = {}
+        self._digests: dict[tuple[Path, Head], str] = {}
         self._loads = self._read_loads()
         self._port = 0
         self._problems: tuple[tuple[str, str], ...] = ()
@@ -176,7 +176,8 @@ class Telling:
 
     def _digest(self, sealed: SealedSlot) -> str | None:
         """Return a digest of the data; "" before the keeper has made it, None of what must not be read."""
-        place = (sealed.path, sealed.head.serial)
+        # All of the head: a copy bears the number of its owner's slot, and the owner has two that count alike.
+        place = (sealed.path, sealed.head)
         if place not in self._digests:
             path = self._arena.reached(sealed.path)
             found = read_digests(path.with_name(digests_name(path.name)), sealed.head)

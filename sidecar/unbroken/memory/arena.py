@@ -283,6 +283,12 @@ class WorkerSlots:
             order = (target, 1 - target)
         # A keeper that has gone keeps nothing by a lock, and all others keep this step.
         kept = read_pinned(self._slots[0].path)
+        held = [_order(slot.head) for slot in self._slots]
+        is_new = kept is not None and kept not in held and max(held) >= (0, 0, 0)
+        if is_new and not may_replace(max(held)[2], moment.step, distance):
+            # Of a new pod, which has not what all others keep. With two slots for what comes it would be past each step
+            # before they have it, and none would ever be that of all ranks.
+            return None
         for index in order:
             slot = self._slots[index]
             if not slot.lock():

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from unbroken.memory.layout import Entry
 from unbroken.memory.new_state import nested
 from unbroken.memory.new_state.places import Places, common_places
+from unbroken.memory.shard import copy_bits, unwrapped
 from unbroken.memory.sources import Source, UnreadableError
 
 
@@ -80,7 +81,7 @@ class Contents:
                 # All places first: between two copies the processor's caches hold nothing of what finds them.
                 found = [(item, self._found(item, planner)) for item in plan.items if _is_tensor(item)]
                 for item, (target, part) in found:
-                    target.copy_(part)
+                    copy_bits(target, part)
                     planner.commit_tensor(item, target)
             for item in plan.items:
                 if not _is_tensor(item):
@@ -88,7 +89,7 @@ class Contents:
                 elif type(planner) is not nested.LoadPlanner:
                     # A planner of the user may make its target now, and let it go once it is filled.
                     target, part = self._found(item, planner)
-                    target.copy_(part)
+                    copy_bits(target, part)
                     planner.commit_tensor(item, target)
 
     def _read_object(self, item: ReadItem, planner: LoadPlanner) -> None:
@@ -106,7 +107,7 @@ class Contents:
         if tuple(item.lengths) != piece.entry.sizes:
             for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
                 part = part.narrow(dim, start, length)
-        return planner.resolve_tensor(item).detach(), part
+        return unwrapped(planner.resolve_tensor(item).detach()), part
 
     def verify(self, plan: LoadPlan) -> None:
         """Compare what a plan wants with its digests. Raises UnreadableError."""

@@ -173,6 +173,8 @@ class Restoration:
     ) -> Chosen | None:
         """Plan how this rank would read these shards; None when it cannot. Raises _PartialError."""
         try:
+            if not choice:
+                raise UnreadableError("the shards that this rank needs are on no host that it knows of")
             # One after the other: what was opened is known, should the next one fail.
             chosen = self._plan(candidate.moment, [one() for one in choice], state, lazy, is_all=is_all)
         except _PartialError:
@@ -192,6 +194,9 @@ class Restoration:
 
         The own shard alone is one layout to read, on this host or from another pod; the others have to be read when the
         world has changed. Those of other pods come a few at a time, since each costs its layout.
+
+        In a world of the same size the own shard comes first in each: what each rank has for itself, as the state of
+        its random numbers, has the same name on all of them. Who has not that shard has no part in this checkpoint.
         """
         slots = {
             one.rank: one
@@ -199,21 +204,36 @@ class Restoration:
             if Moment(one.term, one.iteration, one.step) == candidate.moment and one.world_size == candidate.world_size
         }
         rank, remote = self._place.rank, self._remote
-        is_same_world = candidate.world_size == self._place.world_size
-        own = slots.get(rank) if is_same_world else None
-        if own is not None:
-            yield [partial(self._open, own)], True
-        if is_same_world:
+        if candidate.world_size != self._place.world_size:
+            yield from self._choices_of_all(candidate, slots, [])
+            return
+        own: list[Callable[[], Source]] = []
+        if rank in slots:
+            own.append(partial(self._open, slots[rank]))
+        for _ in range(remote.num_holders(candidate, rank)):
             # Another holder is asked if one fails in the middle.
-            for _ in range(remote.num_holders(candidate, rank)):
-                yield [partial(remote.open, candidate, rank)], True
-        here = [own] if own is not None else []
-        here += [slots[other] for other in sorted(slots) if slots[other] != own]
-        local = [partial(self._open, slot) for slot in here]
+            own.append(partial(remote.open, candidate, rank))
+        if not own:
+            yield [], True
+        for one in own:
+            yield [one], True
+        # The same number of ranks may have divided the tensors in another way.
+        others = {other: slot for other, slot in slots.items() if other != rank}
+        for first in own[:1] + own[1:][-1:]:
+            yield from self._choices_of_all(candidate, others, [first])
+
+    def _choices_of_all(
+        self, candidate: ReadableCheckpoint, slots: Mapping[int, FoundSlot], first: list[Callable[[], Source]]
+    ) -> Iterator[tuple[list[Callable[[], Source]], bool]]:
+        """Yield more and more shards, those on this host first, behind what each choice begins with."""
+        remote = self._remote
+        local = first.copy()
+        local.extend(partial(self._open, slots[other]) for other in sorted(slots))
         if local or not remote.has_any(candidate):
             yield [*local], False
-        near = (rank + 0.5) / self._place.world_size
-        others = [other for other in remote.ranks(candidate, near) if other not in slots]
+        near = (self._place.rank + 0.5) / self._place.world_size
+        skipped = {*slots, self._place.rank} if first else {*slots}
+        others = [other for other in remote.ranks(candidate, near) if other not in skipped]
         number = 1
         while number < 2 * len(others):
             yield [*local, *(partial(remote.open, candidate, other) for other in others[:number])], False

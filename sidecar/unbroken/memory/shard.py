@@ -1,5 +1,6 @@
 """What this rank has of a state: its tensors, each with its place in the whole, and its other objects."""
 
+import functools
 import io
 import json
 from collections.abc import Mapping
@@ -71,6 +72,9 @@ class ShardReader:
             self._layout, sources = _lay_out(plan, planner)
             refuse_unreadable(objects)
             _refuse_closures(state)
+            for name, one in state.items():
+                if not is_stateful(one):
+                    _refuse_other_mappings(name, one)
         names = self.names | _add_empty(state, values, flat, objects)
         paths = {
             name: tuple(real_path(values, path))
@@ -169,10 +173,32 @@ def _signature(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], tu
                 continue
             local = tensor.to_local()
             where = (tuple(tensor.shape), tensor.placements, tuple(coordinate), tuple(tensor.device_mesh.shape))
+        local = unwrapped(local.detach())
         alias = first_at.setdefault(_memory_of(local, len(sources)), len(sources))
-        parts.append((name, local.dtype, tuple(local.shape), where, alias))
-        sources.append(local.detach())
+        parts.append((name, local.dtype, tuple(local.shape), where, alias, type(local), local.layout))
+        sources.append(local)
     return tuple(parts), tuple(sources)
+
+
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that one of a kind of its own is built around, where it has just the values of that one.
+
+    The memory of such a one is nowhere, and what copies it may do anything: torchao's weights for float8 are of this
+    kind. One that is built around others, or more of them, is returned as it is.
+    """
+    flatten = None if type(tensor) is torch.Tensor else getattr(tensor, "__tensor_flatten__", None)
+    names = [] if flatten is None else flatten()[0]
+    inner = getattr(tensor, names[0]) if len(names) == 1 else None
+    if not isinstance(inner, torch.Tensor) or (inner.shape, inner.dtype) != (tensor.shape, tensor.dtype):
+        return tensor
+    return unwrapped(inner.detach())
+
+
+def copy_bits(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy values. Of truth values torch would make 0 and 1, whatever the bytes of memory that nobody has filled."""
+    if target.dtype is torch.bool and source.dtype is torch.bool:
+        target, source = target.view(torch.uint8), source.view(torch.uint8)
+    target.copy_(source)
 
 
 def _memory_of(tensor: torch.Tensor, index: int) -> tuple[Any, ...]:
@@ -194,6 +220,8 @@ def _lay_out(plan: SavePlan, planner: SavePlanner) -> tuple[Layout, tuple[torch.
         data, about = planner.resolve_data(item), item.tensor_data
         if isinstance(data, DTensor):
             data = data.to_local()
+        if isinstance(data, torch.Tensor):
+            data = unwrapped(data.detach())
         if not isinstance(data, torch.Tensor) or about is None or not _is_plain(data):
             raise TypeError(f"{item.index.fqn}: want a dense tensor with values, or a DTensor, got {_kind(data)}")
         if tuple(data.shape) != tuple(about.chunk.sizes):
@@ -201,15 +229,30 @@ def _lay_out(plan: SavePlan, planner: SavePlanner) -> tuple[Layout, tuple[torch.
         alias = first_at.setdefault(_memory_of(data, len(shapes)), len(shapes))
         offsets, sizes = tuple(about.chunk.offsets), tuple(about.chunk.sizes)
         shapes.append(Shape(item.index.fqn, data.dtype, tuple(about.size), offsets, sizes, alias))
-        sources.append(data.detach())
+        sources.append(data)
     return make_layout(tuple(shapes)), tuple(sources)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Return whether its values are its bytes. Who copies a quantized tensor into bytes ends the process."""
     is_dense = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
+    if not is_dense or not _can_copy(tensor.dtype):
+        return False
+    # Of a kind that is built around other tensors: which values it has, only its own code knows.
+    if tensor.numel() and tensor.data_ptr() == 0:
+        return False
     # Nothing can be copied into one that was expanded.
-    return is_dense and all(stride or size < 2 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    return all(stride or size < 2 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+@functools.cache
+def _can_copy(dtype: torch.dtype) -> bool:
+    """Return whether torch copies values of a type. It has some as names alone, such as uint4."""
+    try:
+        torch.empty(1, dtype=dtype).copy_(torch.empty(1, dtype=dtype))
+    except (NotImplementedError, RuntimeError):
+        return False
+    return True
 
 
 def _kind(one: object) -> str:
@@ -233,6 +276,18 @@ def _refuse_closures(state: Mapping[str, Any]) -> None:
                 f"{name}: want an optimizer whose step() needs no closure, got {type(one).__name__}: a new one has no "
                 "place for its state; save what you need of it as tensors, and train without it in the state"
             )
+
+
+def _refuse_other_mappings(name: str, one: object) -> None:
+    """Raise TypeError for what torch saves as a dictionary, and is none: a restore would fill another one instead."""
+    if isinstance(one, dict | list):
+        for key, value in one.items() if isinstance(one, dict) else enumerate(one):
+            _refuse_other_mappings(f"{name}.{key}", value)
+    elif isinstance(one, Mapping):
+        raise TypeError(
+            f"{name}: want a dictionary, into which a checkpoint can be loaded, got {type(one).__name__}: save "
+            "dict(...) of it, or an object with state_dict and load_state_dict"
+        )
 
 
 def _types_in(one: object) -> frozenset[type]:

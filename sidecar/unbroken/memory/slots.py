@@ -20,7 +20,7 @@ import torch
 
 from unbroken.memory.checksums import checksum
 from unbroken.memory.device_copies import Cuda, DeviceCopies, Runtime, are_wanted
-from unbroken.memory.shard import Shard
+from unbroken.memory.shard import Shard, copy_bits
 from unbroken_core.pod.memory_slots import (
     CONTENT_OFFSET,
     HEAD_BYTES,
@@ -156,7 +156,7 @@ class Slot:
                 if self.device_copies.takes(source):
                     of_devices.append((target, source))
                 else:
-                    target.copy_(source)
+                    copy_bits(target, source)
             if not self.device_copies.copy(of_devices, may_go_on):
                 raise SlotChangedError("another iteration has begun")
         if _versions(shard.sources) != versions:

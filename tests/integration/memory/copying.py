@@ -54,7 +54,16 @@ class CopyPod:
         )
         self.server.start()
 
-    def save(self, step: int, *, local_rank: int = 0, rank: int = 0, iteration: int = 0, size: int = 9 << 20) -> bytes:
+    def save(
+        self,
+        step: int,
+        *,
+        local_rank: int = 0,
+        rank: int = 0,
+        iteration: int = 0,
+        size: int = 9 << 20,
+        serial: int | None = None,
+    ) -> bytes:
         """Seal a checkpoint of random bytes in the slot that does not hold the newest one; digest it."""
         content = secrets.token_bytes(size)
         reserved = self.arena.reserve(local_rank, CONTENT_OFFSET + size)
@@ -62,7 +71,20 @@ class CopyPod:
         path = Path(reserved.paths[step % 2])
         sample = Sample(5, 100, zlib.crc32(content[5:105]))
         moment = Moment(1, iteration, step)
-        head = Head(SlotState.SEALED, step, JOB, moment, rank, 4, b"l" * 16, 10, 10, 20, size, (sample,))
+        head = Head(
+            SlotState.SEALED,
+            step if serial is None else serial,
+            JOB,
+            moment,
+            rank,
+            4,
+            b"l" * 16,
+            10,
+            10,
+            20,
+            size,
+            (sample,),
+        )
         descriptor = os.open(path, os.O_RDWR)
         os.pwrite(descriptor, content, CONTENT_OFFSET)
         os.pwrite(descriptor, pack_head(head) * 2, 0)

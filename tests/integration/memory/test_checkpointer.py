@@ -279,6 +279,31 @@ def test_a_flipped_bit_is_never_restored(pod: LivePod, place: str, caplog: pytes
     assert [head.moment.step for head in pod.slots().values() if head.state is SlotState.SEALED] == [0]
 
 
+def test_what_a_rank_has_for_itself_is_never_that_of_another_rank(
+    pod: LivePod, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Seen before: a rank whose shard was with no pod that it knew took that of a rank beside it, all of it."""
+    pod.start()
+    for step in range(2):
+        for rank in range(2):
+            pod.be_new_process()
+            pod.be(local_rank=rank, rank=rank, world_size=2)
+            value = float(10 * step + rank)
+            saved = Checkpointer().save({"random": torch.full((100,), value), "n": {"x": value}}, step)
+            assert isinstance(saved, Saved)
+    (path,) = [path for path, head in pod.slots().items() if (head.rank, head.moment.step) == (0, 1)]
+    path.unlink()
+    pod.be_new_process()
+    pod.be(iteration=1, rank=0, world_size=2)
+    restore = Restore(tuple(Candidate(1, 0, step, 2) for step in (1, 0)), "")
+    monkeypatch.setenv("UNBROKEN_RESTORE", wire.encode(restore))
+    fresh: dict[str, Any] = {"random": torch.full((100,), -1.0), "n": {"x": -1.0}}
+    assert Checkpointer().load(fresh) == 0
+    assert fresh["random"].tolist() == [0.0] * 100
+    assert fresh["n"] == {"x": 0.0}
+    assert "not used: step=1: the shards that this rank needs are on no host that it knows of" in caplog.text
+
+
 @pytest.mark.parametrize("block", [1, 3, 5])
 def test_a_flipped_bit_beyond_the_first_block_is_never_restored_and_nothing_is_overwritten(
     pod: LivePod, block: int, caplog: pytest.LogCaptureFixture

@@ -22,6 +22,7 @@ from unbroken.keeper.copy_server import CopyServer
 from unbroken.keeper.peer_link import Link, LinkError, connect
 from unbroken.keeper.reading import ReadLock
 from unbroken.keeper.replication import listen
+from unbroken.keeper.telling import Telling
 from unbroken.memory.sources import open_source
 from unbroken.network.pod_certificates import PodAuthority
 from unbroken_core.pod.memory_messages import Fetched, FetchShard, NotFetched, Reserved
@@ -98,6 +99,19 @@ def test_the_newest_whole_copy_stays_while_the_next_comes(pods: Callable[..., li
         wait_until(partial(has_kept, sender, step), "a copy")
         assert holder.copied()[0, step, 0] == contents[step]
     assert holder.copied() == {(0, 4, 0): contents[4], (0, 5, 0): contents[5]}
+
+
+def test_what_is_told_of_a_copy_is_of_that_copy(pods: Callable[..., list[CopyPod]]) -> None:
+    """Each of the owner's slots counts for itself. Seen before: the digest of an earlier copy with the same number."""
+    owner, holder = pair(pods)
+    sender = owner.send_to(holder)
+    telling = Telling(holder.arena, holder.root)
+    for step, serial in ((1, 5), (2, 4), (4, 5)):
+        owner.save(step, serial=serial, size=1000)
+        wait_until(partial(has_kept, sender, step), "a copy")
+        told = {copy.step: copy.shards for copy in telling.held().copies}
+        wanted = {one.step: one.shards for one in Telling(owner.arena, owner.root).held().holdings}
+        assert told[step] == wanted[step]
 
 
 def test_an_owner_that_has_forgotten_everything_sends_nothing_twice(pods: Callable[..., list[CopyPod]]) -> None:

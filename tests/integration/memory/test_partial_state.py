@@ -1,6 +1,7 @@
 """States of which a new process has less than was saved: no gradient yet, or dictionaries that are filled later."""
 
 import copy
+from collections import Counter, OrderedDict, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,35 @@ def test_what_a_loop_has_dropped_since_it_began_is_not_there_after_a_restore(
     pod: LivePod, first: Any, later: Any, is_stateful: bool
 ) -> None:
     assert restored(pod, first, later, is_stateful=is_stateful) == later
+
+
+@pytest.mark.parametrize("is_stateful", [False, True])
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        (Counter("aab"), Counter("ac")),
+        (Counter("a"), Counter()),
+        (Counter(), Counter()),
+        (defaultdict(int, x=1), defaultdict(int)),
+        (OrderedDict(x={"y": 1}), OrderedDict(x={})),
+    ],
+)
+def test_a_dictionary_of_another_kind_stays_one(pod: LivePod, first: Any, later: Any, is_stateful: bool) -> None:
+    """Seen before: a Counter that both have could not be loaded, and an empty one came back as a plain dictionary."""
+    found = restored(pod, first, later, is_stateful=is_stateful)
+    assert found == later
+    assert type(found) is type(later)
+
+
+def test_truth_values_in_memory_that_nobody_has_filled_are_saved_as_they_are(pod: LivePod) -> None:
+    """Seen before: torch copies such a byte as 1, and no checkpoint with one was ever taken for whole."""
+    pod.start()
+    state = {"mask": torch.full((100,), 5, dtype=torch.uint8).view(torch.bool)}
+    assert isinstance(Checkpointer().save(state, 1), Saved)
+    pod.be_new_process()
+    fresh = {"mask": torch.zeros(100, dtype=torch.bool)}
+    assert Checkpointer().load(fresh) == 1
+    assert fresh["mask"].view(torch.uint8).tolist() == [5] * 100
 
 
 class Counting(torch.optim.Optimizer):

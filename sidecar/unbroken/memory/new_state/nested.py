@@ -32,7 +32,8 @@ class LoadPlanner(DefaultLoadPlanner):
         for key in outer:
             container = container[_index(key)]
         # From memory they were read without running code; what is on a disk is trusted, as torch does.
-        container[_index(last)] = torch.load(value, weights_only=False)
+        found, before = torch.load(value, weights_only=False), container[_index(last)]
+        container[_index(last)] = before.dictionary if isinstance(before, _Emptied) and found == {} else found
 
 
 def unchanged(flat: Mapping[str, Any], metadata: Metadata) -> list[ReadItem] | None:
@@ -99,6 +100,13 @@ def _real_key(container: Mapping[Any, Any], part: str) -> Any:
 
 def _index(key: Any) -> Any:
     return key[0] if isinstance(key, list) else key
+
+
+class _Emptied(str):
+    """In the place of a dictionary that a checkpoint may have without anything in it. A text: torch refuses others."""
+
+    dictionary: dict[Any, Any]
+    """Of the same kind, such as Counter."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +201,8 @@ def _copied(value: Any) -> Any:
     """Return a copy of its dictionaries and lists; all else is the same."""
     if isinstance(value, dict):
         found = copy.copy(value)
-        found.update({key: _copied(one) for key, one in value.items()})
+        for key, one in value.items():  # update() of a Counter adds
+            found[key] = _copied(one)
         return found
     return [_copied(one) for one in value] if isinstance(value, list) else value
 
@@ -208,7 +217,7 @@ def _make_place(values: dict[str, Any], place: StatePlace) -> None:
             return  # What comes before it in the list has no place.
         kind = list if not is_last and isinstance(path[number + 1], list) else dict
         if is_last:
-            inner = None if place.make is None else place.make()
+            inner = _emptied(inner) if place.make is None else place.make()
         elif not isinstance(inner, kind):
             inner = kind()
         if isinstance(key, list) and index == len(container):
@@ -216,3 +225,12 @@ def _make_place(values: dict[str, Any], place: StatePlace) -> None:
         else:
             container[index] = inner
         container = inner
+
+
+def _emptied(value: object) -> _Emptied | None:
+    if not isinstance(value, dict):
+        return None
+    found = _Emptied()
+    found.dictionary = copy.copy(value)
+    found.dictionary.clear()
+    return found

@@ -338,6 +338,21 @@ def test_a_keeper_that_is_not_asked_to_keep_takes_nothing(pods: Make, monkeypatc
     assert holder.kept("owner") == set()
 
 
+def test_a_new_pod_holds_the_steps_for_as_long_as_those_that_keep_the_protected_one(
+    pods: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen before: it had two slots for what came, and was past each step before all others had it. So none of them was
+    ever that of all ranks, and none was protected any more, in a job with a save each 40 ms.
+    """
+    (pod,) = pods("new")
+    pod.buddies = Buddies(1, protected=(0, 1, 1, 1))
+    pod.start()
+    wait_until(lambda: any(pod.root.rglob(PINNED_NAME)), "what all others keep", describe=lambda: str(pod.held))
+    with worker_of(monkeypatch, pod):
+        saved = [step for step in range(2, 18) if isinstance(Checkpointer().save(state_of(step, 100), step), Saved)]
+    assert saved == [2, 4, 8, 16]
+
+
 def test_a_protected_step_stays_while_later_ones_are_saved(pods: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saves go into the other slot, round steps for longer; one that is to be protected next stays as well."""
     (pod,) = pods("owner")

@@ -1,12 +1,16 @@
 """Tensors that are more than their memory, or have none."""
 
+from collections import UserDict
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
-from unbroken.memory.shard import ShardReader
+from unbroken.memory.shard import ShardReader, unwrapped
 from unbroken.memory.slots import Author, Slot
 from unbroken_core.pod.memory_slots import EMPTY, Moment, pack_head
 
@@ -39,6 +43,10 @@ def test_a_tensor_and_its_conjugate_are_two_although_they_share_their_memory(tmp
         (lambda: torch.empty(4, device="meta"), "meta"),
         # Nothing can be copied into such a one: each load would fail.
         (lambda: torch.ones(2, 1).expand(2, 3), "Tensor that was expanded: clone"),
+        # torch has the name of this type, and copies no values of it.
+        (lambda: torch.empty(4, dtype=vars(torch)["uint4"]), "uint4"),
+        # Seen before: what both have went into one place, and both came back as the second one.
+        (lambda: TwoTensor(torch.ones(4), torch.zeros(4)), "TwoTensor"),
     ],
 )
 def test_a_tensor_that_cannot_be_copied_by_its_bytes_is_refused_by_name(
@@ -46,3 +54,48 @@ def test_a_tensor_that_cannot_be_copied_by_its_bytes_is_refused_by_name(
 ) -> None:
     with pytest.raises(TypeError, match=f"table: want a dense tensor.*{kind}"):
         ShardReader().read({"table": make()})
+
+
+class Wrapped(torch.Tensor):
+    """Built around another tensor, as torchao's weights for float8 are; its own memory is nowhere."""
+
+    within: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> "Wrapped":
+        made: Wrapped = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        made.within = inner
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["within"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # it has a stub
+        plain = [one.within if isinstance(one, Wrapped) else one for one in args]
+        found = func(*plain, **(kwargs or {}))
+        return Wrapped(found) if func is torch.ops.aten.detach.default else found
+
+
+def test_tensors_that_are_built_around_others_are_told_apart() -> None:
+    """Seen before: two of one shape were taken for tied weights, and the first one was restored as the second."""
+    first, second = Wrapped(torch.ones(4)), Wrapped(torch.full((4,), 2.0))
+    shard = ShardReader().read({"first": first, "second": second, "tied": first})
+    assert [one.tolist() for one in shard.sources] == [[1.0] * 4, [2.0] * 4, [1.0] * 4]
+    starts = {one.name: one.start for one in shard.layout.entries}
+    assert starts["first"] == starts["tied"] != starts["second"]
+    assert unwrapped(first.detach()).data_ptr() == first.within.data_ptr()
+
+
+def test_a_tensor_that_becomes_one_of_another_kind_is_looked_at_again() -> None:
+    reader = ShardReader()
+    reader.read({"table": torch.ones(4)})
+    with pytest.raises(TypeError, match=r"table: want a dense tensor.*TwoTensor"):
+        reader.read({"table": TwoTensor(torch.ones(4), torch.zeros(4))})
+
+
+@pytest.mark.parametrize("make", [UserDict, MappingProxyType])
+def test_what_is_no_dictionary_and_looks_like_one_is_refused_by_name(make: Any) -> None:
+    """Seen before: a restore filled another one, and the tensors in that of the script stayed as they were."""
+    with pytest.raises(TypeError, match=r"scores.1.best: want a dictionary.*, got"):
+        ShardReader().read({"weights": torch.ones(1), "scores": [1, {"best": make({"a": torch.ones(1)})}]})
