@@ -250,7 +250,7 @@ def _can_copy(dtype: torch.dtype) -> bool:
     """Return whether torch copies values of a type. It has some as names alone, such as uint4."""
     try:
         torch.empty(1, dtype=dtype).copy_(torch.empty(1, dtype=dtype))
-    except (NotImplementedError, RuntimeError):
+    except (NotImplementedError, RuntimeError):  # both are torch's words for a type that its copy does not know
         return False
     return True
 

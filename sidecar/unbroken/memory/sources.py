@@ -118,6 +118,8 @@ class Source:
             try:
                 # Keys of objects may be of other kinds than those of tensors.
                 paths = {str(name): (path[0], *path[1:]) for name, path in self.paths.items()}
+                if wrong := [name for name, path in paths.items() if not isinstance(path[0], str)]:
+                    raise ValueError(f"no place of {wrong[0]}: {paths[wrong[0]]!r}"[:500])
                 tensors, alike = json.loads(self._tensor_paths or "[{}, []]")
                 self._places = replace(read_places([{}, tensors, alike]), objects=paths)
             except (IndexError, KeyError, RecursionError, TypeError, ValueError) as error:

@@ -96,7 +96,8 @@ def read_places(found: Any) -> Places:
     paths = [(name, path, -1) for name, path in places.objects.items()]
     paths += [(name, path, group) for name, (path, _, group) in places.tensors.items()]
     for name, path, group in paths:
-        if not path or not all(map(is_key, path)) or group >= len(places.alike):
+        # The first key is the name of a part of the state.
+        if not path or not isinstance(path[0], str) or not all(map(is_key, path)) or group >= len(places.alike):
             raise ValueError(f"no place of {name}: {path!r}, group {group}"[:500])
     return places
 

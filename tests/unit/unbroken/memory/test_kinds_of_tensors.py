@@ -71,7 +71,7 @@ class Wrapped(torch.Tensor):
         return ["within"], None
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # it has a stub
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # torch's stub has fixed types
         plain = [one.within if isinstance(one, Wrapped) else one for one in args]
         found = func(*plain, **(kwargs or {}))
         return Wrapped(found) if func is torch.ops.aten.detach.default else found

@@ -70,6 +70,7 @@ def test_keys_that_are_neither_text_nor_numbers_are_left_out() -> None:
         pytest.param('{"common": 5, "of_rank": {}, "world_size": 1}', id="no places"),
         pytest.param('{"common": [{}, {}, []], "of_rank": [], "world_size": 1}', id="no ranks"),
         pytest.param('{"common": [{"a": []}, {}, []], "of_rank": {}, "world_size": 1}', id="no path"),
+        pytest.param('{"common": [{"a": [[3]]}, {}, []], "of_rank": {}, "world_size": 1}', id="no part of a state"),
         pytest.param('{"common": [{"a": [["x"]]}, {}, []], "of_rank": {}, "world_size": 1}', id="text in a list"),
         pytest.param('{"common": [{}, {"a": [["it"], "cpu", 0]}, []], "of_rank": {}, "world_size": 1}', id="no group"),
         pytest.param('{"common": [{}, {}, []], "of_rank": {"0": [{}, {}]}, "world_size": 1}', id="half a rank"),

@@ -28,6 +28,7 @@ def test_paths_and_groups_are_read() -> None:
         pytest.param("[[], []]", id="no names"),
         pytest.param('[{"a": []}, []]', id="no path"),
         pytest.param('[{"a": [[], "cpu", -1]}, []]', id="an empty path"),
+        pytest.param('[{"a": [[[0], "it"], "cpu", -1]}, []]', id="a list in the place of a part of the state"),
         pytest.param('[{"a": [[{}], "cpu", -1]}, []]', id="a key that is none"),
         pytest.param('[{"a": [["it", [-1]], "cpu", -1]}, []]', id="a place before a list"),
         pytest.param('[{"a": [["it"], "cpu", 1]}, [["a"]]]', id="a group that is not there"),
@@ -38,3 +39,10 @@ def test_paths_and_groups_are_read() -> None:
 def test_anything_else_is_unreadable(text: str) -> None:
     with pytest.raises(UnreadableError, match=r"0-0\.slot: where its parts lie cannot be read: "):
         source_of(text).places  # noqa: B018  # the property reads it
+
+
+def test_an_object_that_lies_in_no_part_of_the_state_is_unreadable() -> None:
+    source = source_of("")
+    source._paths = {"a": ([0], "it")}
+    with pytest.raises(UnreadableError, match=r"where its parts lie cannot be read: no place of a: "):
+        source.places  # noqa: B018  # the property reads it
