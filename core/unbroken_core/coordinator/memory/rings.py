@@ -147,7 +147,7 @@ class CopyRings:
 
         The newest protected one stays, also once a pod with a part of it is lost, until another one is. A complete one
         stays while it is copied, so that all pods copy the same, and is called protected once all have said that it
-        does.
+        does. One that lacks the pod which saved a part of it will not be: to keep it would only cost saves.
         """
         before = self.safe, self.next
         if self.next is not None and table.is_pinned(self.next) and table.is_protected(self.next, copies):
@@ -156,10 +156,17 @@ class CopyRings:
             None if one is None or not table.is_complete(one) or table.is_void(one) else one
             for one in (self.safe, self.next)
         )
-        complete = table.newest_complete()
+        complete, copied = table.newest_complete(), self.arrangement.holders
+        if self.next is not None and not table.may_be_protected(self.next, copies, copied):
+            self.next = None
         if not self.arrangement.is_whole or table.copy_problem():
             self.next = None
-        elif self.next is None and complete is not None and (self.safe is None or complete > self.safe):
+        elif (
+            self.next is None
+            and complete is not None
+            and (self.safe is None or complete > self.safe)
+            and table.may_be_protected(complete, copies, copied)
+        ):
             self.next = complete
         return before != (self.safe, self.next)
 

@@ -222,6 +222,25 @@ class Checkpoints:
             return False
         return all(self._num_homes(step, ranks, keeping) > num_copies for ranks in step.by_content().values())
 
+    def may_be_protected(self, key: StepKey, num_copies: int, copied: Collection[str]) -> bool:
+        """Return whether every shard is protected, or lies with a pod that copies what it has saved.
+
+        `copied`: pods whose keeper copies to others. A holder copies no copies: once the pod that saved a shard is
+        lost, no more of them come.
+        """
+        step = self.steps.get(key)
+        if step is None or step.num_verified != key.world_size:
+            return False
+        return all(
+            any(
+                place in copied and not digests.owner
+                for rank in ranks
+                for place, digests in step.holders.get(rank, {}).items()
+            )
+            or self._num_homes(step, ranks, None) > num_copies
+            for ranks in step.by_content().values()
+        )
+
     def newest_complete(self) -> StepKey | None:
         """Return the newest complete step."""
         return max((key for key in self.steps if self.is_complete(key) and not self.is_void(key)), default=None)

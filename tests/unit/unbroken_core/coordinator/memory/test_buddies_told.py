@@ -284,6 +284,53 @@ def test_a_step_that_was_protected_stays_pinned_when_a_pod_with_a_part_of_it_is_
     assert {one.protected for one in bench.coordinator._job.copying.told.values()} == {(0, 1, 10, 4)}
 
 
+def test_a_step_of_which_a_part_was_lost_with_the_pod_that_saved_it_costs_no_saves() -> None:
+    """Seen before: ranks that had it beside the protected one skipped all saves for half a minute."""
+    bench = CopyBench()
+    told = bench.run_job(*PODS)
+    bench.save(0, 10, told, *PODS)
+    bench.settle()
+    before = {pod: bench.held[pod] for pod in PODS}
+    buddy = told[PODS[0]].keepers[0].uid.removeprefix("uid-")
+    bench.save(0, 20, {pod: one if pod == buddy else replace(one, owners=()) for pod, one in told.items()}, *PODS)
+    for pod in PODS:
+        now = bench.held[pod]
+        both = replace(now, holdings=now.holdings + before[pod].holdings, copies=now.copies + before[pod].copies)
+        bench.tell(pod, both)
+    assert pinned(bench.settle()) == {((0, 1, 10, 4), (0, 1, 20, 4))}
+
+    actions = bench.see_gone(PODS[0])
+    actions += bench.all_are(WorkerPhase.READY, 0, *PODS[1:])
+    actions += bench.all_are(WorkerPhase.RUNNING, 1, *PODS[1:])
+    now = told | bench.buddies(actions + bench.tick(1.1)) | bench.settle()
+
+    memory = bench.status().memory
+    assert memory is not None
+    assert memory.complete_step == 20, "its copy is left"
+    assert pinned({pod: now[pod] for pod in PODS[1:]}) == {((0, 1, 10, 4), None)}
+    # What all ranks save next is copied at once.
+    bench.save(1, 30, {pod: replace(one, owners=()) for pod, one in now.items()}, *PODS[1:])
+    assert {one.next_protected for one in bench.settle().values()} == {(1, 1, 30, 4)}
+    bench.save(1, 30, now, *PODS[1:])
+    bench.settle()
+    memory = bench.status().memory
+    assert memory is not None
+    assert memory.protected_step == 30
+
+
+def test_a_step_is_protected_though_a_pod_that_saved_a_part_of_it_is_lost_once_enough_copies_are_there() -> None:
+    bench = CopyBench(replace(SETTINGS, copies=1, spares=2))
+    told = bench.run_job(*PODS)
+    table = bench.coordinator._job.checkpoints
+    bench.save(0, 10, told, *PODS)
+    key = max(table.steps)
+    assert table.may_be_protected(key, 1, ())
+    assert not table.may_be_protected(key, 2, ())
+    assert table.may_be_protected(key, 2, {f"uid-{pod}" for pod in PODS})
+    assert not table.may_be_protected(key, 2, {f"uid-{pod}" for pod in PODS[1:]})
+    assert not table.may_be_protected(key._replace(step=11), 1, {f"uid-{pod}" for pod in PODS})
+
+
 def test_nothing_waits_for_a_step_that_cannot_be_copied() -> None:
     bench = CopyBench()
     told = bench.run_job(*PODS)
