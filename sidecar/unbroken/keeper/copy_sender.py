@@ -64,6 +64,8 @@ class CopySender:
         self._bytes_per_s = bytes_per_s
         self._on_progress = on_progress
         self._progress: dict[int, CopyProgress] = {}
+        self._logged = ""
+        """Why a copy was declined, as it was logged last."""
         self._news = threading.Event()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"copies-to-{peer.uid}"[:64], daemon=True)
@@ -168,10 +170,14 @@ class CopySender:
         if isinstance(answer, Declined) and answer.is_soon:
             return False
         if isinstance(answer, Declined):
-            if self._is_news(answer.reason):
+            before = self._progress.get(local_rank, CopyProgress())
+            # Not the first time: a buddy that was just chosen may hear of it a moment after this pod.
+            if before.problem and answer.reason != self._logged:
+                self._logged = answer.reason
                 logger.warning("copy declined: to=%s step=%d: %s", self.peer.uid, head.moment.step, answer.reason)
-            self._set(local_rank, CopyProgress(self._progress.get(local_rank, CopyProgress()).kept, answer.reason))
+            self._set(local_rank, CopyProgress(before.kept, answer.reason))
             return False
+        self._logged = ""
         self._on_copied(num_sent)
         self._set(local_rank, CopyProgress(head.moment))
         return True

@@ -115,9 +115,11 @@ class WorkerSlots:
             return ""
         answer = self.client.ask_any(Reserve(self.local_rank, needed_bytes(shard)), _ALLOCATION_S)
         if isinstance(answer, NoRoom):
+            is_over = answer.needed_bytes > answer.limit_bytes
             return (
                 f"checkpoints in memory need {answer.needed_bytes} bytes in this pod (two slots for each worker and "
-                f"each copy), but its limit is {answer.limit_bytes}: {answer.detail}"
+                f"each copy), {'but its' if is_over else 'and its'} limit is {answer.limit_bytes}"
+                f"{':' if is_over else ', but'} {answer.detail}"
             )
         if not isinstance(answer, Reserved):
             return f"no keeper answers at {self.folder}: its log is the agent's"
@@ -197,7 +199,7 @@ class WorkerSlots:
             time.sleep(_LOOK_S)
         if index is None:
             return self._skipped(
-                step, "earlier checkpoints are still being copied, to other pods or to the disk", "busy"
+                step, "earlier checkpoints have to stay until they are copied, to other pods or to the disk", "busy"
             )
         slot = self._slots[index]
         self._kept = 1 - index

@@ -525,7 +525,7 @@ def test_what_is_being_copied_to_another_pod_is_not_overwritten(pod: LivePod) ->
     older = next(path for path, head in pod.slots().items() if head.moment.step == 1)
     with ReadLock(older, pod.slots()[older]):
         assert checkpointer.save(state, 3) == Skipped(
-            3, "earlier checkpoints are still being copied, to other pods or to the disk"
+            3, "earlier checkpoints have to stay until they are copied, to other pods or to the disk"
         )
         assert {head.moment.step for head in pod.slots().values()} == {1, 2}
     assert isinstance(checkpointer.save(state, 4), Saved)

@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -262,6 +263,30 @@ def test_a_pod_keeps_copies_of_its_buddies_alone(pods: Callable[..., list[CopyPo
     assert holder.copied() == {}
     holder.copies.keep_for(["somebody", owner.uid])
     wait_until(lambda: sender.progress[0].kept, "a copy, once it is")
+
+
+def test_a_copy_that_is_declined_once_is_not_worth_a_warning(
+    pods: Callable[..., list[CopyPod]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A buddy that was just chosen may hear of it a moment after the owner."""
+    owner, holder = pair(pods)
+    holder.copies.keep_for(["somebody"])
+    owner.save(1)
+    sender = copy_sender.CopySender(holder.peer, owner.identity.client_context(), owner.arena, ranks_per_pod=1)
+    with closing(owner.connect(holder)) as link:
+        logged = []
+        for _ in range(3):
+            assert [sender._send(link, *one) for one in sender._due()] == [False]
+            assert sender.progress[0].problem == "this pod is not to keep your copies"
+            logged.append(caplog.text.count("copy declined: to=holder step=1: this pod is not to keep your copies"))
+        assert logged == [0, 1, 1]
+        holder.copies.keep_for([owner.uid])
+        assert [sender._send(link, *one) for one in sender._due()] == [True]
+        # Later it is news again.
+        holder.copies.keep_for(["somebody"])
+        owner.save(2)
+        assert [sender._send(link, *one) for _ in range(2) for one in sender._due()] == [False, False]
+    assert caplog.text.count("copy declined") == 2
 
 
 def test_an_older_checkpoint_never_replaces_a_newer_one(pods: Callable[..., list[CopyPod]]) -> None:

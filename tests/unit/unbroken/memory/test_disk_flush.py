@@ -16,8 +16,8 @@ from unbroken.memory.background import handover
 from unbroken.memory.background.epochs import MARK, Epoch, Failure
 from unbroken.memory.background.orders import WriteOrder
 from unbroken.memory.place import WorkerInfo
-from unbroken.memory.shard import Shard
-from unbroken_core.pod.memory_messages import Measure, Measured
+from unbroken.memory.shard import Shard, ShardReader
+from unbroken_core.pod.memory_messages import Measure, Measured, NoRoom
 
 PLACE = WorkerInfo(Path("/pod"), 0, 1, 0, 0, 1)
 STATE = {"w": torch.ones(3)}
@@ -282,3 +282,20 @@ def test_a_slot_that_is_read_is_waited_for_as_long_as_is_said_and_counts_as_one_
     assert num_looks <= len(looks) <= num_looks + 2
     assert set(looks) == {(30, distance)}, "from the save before, at each look; none of a step that is demanded"
     assert client.heard == [Measured(Measure.SKIPPED, "busy")]
+
+
+@pytest.mark.parametrize(
+    ("needed", "words"), [(500, ", but its limit is 400: too full"), (300, ", and its limit is 400, but too full")]
+)
+def test_a_file_system_that_is_full_within_the_limit_is_not_told_as_too_low_a_limit(needed: int, words: str) -> None:
+    class FullKeeper(FakeClient):
+        def ask_any(self, message: Any, limit_s: float) -> NoRoom:
+            return NoRoom(needed, 400, "too full")
+
+    client: Any = FullKeeper()
+    slots = WorkerSlots(Path("/pod"), 0, client)
+
+    problem = slots.reserve(ShardReader().read({"a": torch.zeros(4)}))
+
+    need = f"checkpoints in memory need {needed} bytes in this pod (two slots for each worker and each copy)"
+    assert problem == need + words
