@@ -71,6 +71,7 @@ def memory_text(memory: MemoryStatus, max_step: int) -> str:
     restored = {
         "memory": f"; restored step {memory.restored_step} from memory, {redone}",
         "disk": f"; restored step {memory.restored_step} from disk, {redone}",
+        "nothing": f"; nothing was restored, {redone}" if memory.steps_redone else "",
     }
     return text + restored.get(memory.source, "") + (f": {memory.reason}" if memory.reason else "")
 

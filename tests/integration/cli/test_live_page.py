@@ -262,6 +262,10 @@ def test_page_shows_which_step_is_safe_and_where(browser: Browser) -> None:
             f"none on the disk: {MARKUP}; {MARKUP}"
         )
         assert tab.look("window.hacked") is None
+        tell(MemoryStatus(1120, -1, -1, 19, "nothing"), 4)
+        see(tab, f"{note}?.includes('nothing was restored, 19 steps redone')", "that all was lost")
+        tell(MemoryStatus(1120, source="nothing"), 5)
+        see(tab, f"{note} === 'on all ranks, 2 steps ago'", "no word of that where there was nothing")
         tab.close()
 
 

@@ -20,6 +20,12 @@ from unbroken_core.vocabulary.checkpoints import MemoryStatus
             "no step is on all ranks yet; restored step 100 from disk, 1 step redone: "
             "step 120: 2 shards were lost with pod-3",
         ),
+        (MemoryStatus(120, source="nothing"), "step 120 on all ranks (2 steps ago)"),
+        (
+            MemoryStatus(120, -1, -1, 19, "nothing", "step 18 could not be read by pod-1: Size mismatch"),
+            "step 120 on all ranks (2 steps ago); nothing was restored, 19 steps redone: "
+            "step 18 could not be read by pod-1: Size mismatch",
+        ),
         (
             MemoryStatus(120, 110, across="across rack"),
             "step 120 on all ranks (2 steps ago); protected to step 110 across rack",

@@ -68,6 +68,7 @@ export function safetyOf(status) {
   if (across) notes.push(protectedStep < 0 ? `none is protected${isAsAsked ? ' yet, wanted ' : ': '}${across}` : `step ${number(protectedStep)} protected${isAsAsked ? ' ' : ', '}${across}`);
   if (diskEvery > 0) notes.push(`${diskStep < 0 ? 'none' : `step ${number(diskStep)}`} on the disk${diskProblem ? `: ${diskProblem}` : ''}`);
   if (source === 'memory' || source === 'disk') notes.push(`restored last: step ${number(memory.restored_step)} from ${source}, ${many(memory.steps_redone, 'step')} redone`);
+  if (source === 'nothing' && memory.steps_redone > 0) notes.push(`nothing was restored, ${many(memory.steps_redone, 'step')} redone`);
   if (memory.reason) notes.push(memory.reason);
   return { step, notes, isWarning: step < 0 || (across !== '' && protectedStep < 0) || diskProblem !== '' };
 }
