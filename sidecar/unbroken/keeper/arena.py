@@ -8,7 +8,7 @@ import shutil
 import stat
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +79,8 @@ class Arena:
         """Descriptors of the folders within it, by name."""
         self.num_copies = 0
         """On so many other pods checkpoints are copied."""
+        self.give_way: Callable[[], bool] = lambda: False
+        """Removes one copy of which nobody is in need; returns False where there is none. Asked when room is short."""
         self._promised: dict[Path, int] = {}
         """Bytes that a file may take while it is filled."""
         self.job = config.job
@@ -133,6 +135,12 @@ class Arena:
 
     def reserve(self, local_rank: int, num_bytes: int) -> Reserved | NoRoom:
         """Give both slots of a place so many bytes, all allocated: whoever writes them can neither fail nor pay."""
+        answer = self._reserve(local_rank, num_bytes)
+        while isinstance(answer, NoRoom) and self.give_way():
+            answer = self._reserve(local_rank, num_bytes)
+        return answer
+
+    def _reserve(self, local_rank: int, num_bytes: int) -> Reserved | NoRoom:
         size = -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
         paths = [self.folder / slot_name(local_rank, index) for index in range(NUM_SLOTS)]
         with self._allocation:
@@ -156,15 +164,21 @@ class Arena:
     @contextmanager
     def making(self, path: Path, growth: int) -> Iterator[str]:
         """Keep room for a file that grows by so many bytes; yield why there is none, "" if there is."""
-        with self._allocation:
-            problem = self._why_no_room(growth)
-            if not problem:
-                self._promised[path] = _allocated_bytes(self.reached(path)) + growth
+        problem = self._promise(path, growth)
+        while problem and self.give_way():
+            problem = self._promise(path, growth)
         try:
             yield problem
         finally:
             with self._allocation:
                 self._promised.pop(path, None)
+
+    def _promise(self, path: Path, growth: int) -> str:
+        with self._allocation:
+            problem = self._why_no_room(growth)
+            if not problem:
+                self._promised[path] = _allocated_bytes(self.reached(path)) + growth
+        return problem
 
     def is_over_limit(self, growth: int) -> bool:
         """Return whether so many bytes more are too many for this pod, whatever else its file system holds."""

@@ -12,9 +12,11 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from unbroken.keeper.arena import COPIES, MAX_COPY_SLOTS, Arena
 from unbroken.keeper.digests import Digests, open_slot, read_digests, read_slot_head, write_digests
@@ -40,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 _OWNER = ".owner"
 _MAX_UID_BYTES = 2048
+_NO_ORDER = (-1, -1, -1)
 
 
 class NotKeptError(Exception):
@@ -121,25 +124,73 @@ class Receiving:
 class Copies:
     """The copies that this pod keeps. Used by all threads of a keeper."""
 
-    def __init__(self, arena: Arena, max_ranks_per_pod: int) -> None:
-        """Make the folder. Raises OSError."""
+    def __init__(self, arena: Arena, max_ranks_per_pod: int, on_given_up: Callable[[], None] = lambda: None) -> None:
+        """Make the folder. Raises OSError. `on_given_up`: called when a copy was removed to make room."""
         self._arena = arena
+        self._on_given_up = on_given_up
         self._max_ranks = max_ranks_per_pod
         self._folder = arena.open_copies()
         self._guard = threading.Lock()
         self._owners: frozenset[str] = frozenset()
         self._pinned: frozenset[tuple[int, int, int]] = frozenset()
+        self._is_told = False
+        """Whether it is known whose copies are to be kept, and which steps."""
         self._drop_nameless()
+        arena.give_way = self.give_way
 
     def keep_for(self, owners: Iterable[str]) -> None:
         """Take copies of these pods from now on, by uid. What others have left here stays."""
         with self._guard:
-            self._owners = frozenset(owners)
+            self._owners, self._is_told = frozenset(owners), True
 
     def pin(self, pinned: Iterable[tuple[int, int, int]]) -> None:
         """Overwrite no copy of these steps from now on, by (iteration, term, step)."""
         with self._guard:
             self._pinned = frozenset(pinned)
+
+    def give_way(self) -> bool:
+        """Remove one copy of which nobody is in need, to make room; return False where there is none."""
+        with self._guard:
+            return self._give_way()
+
+    def _give_way(self) -> bool:
+        """Remove a copy of a pod for which this one keeps none any more, the oldest first.
+
+        Where a pod was lost, its copies stay until a newer step is protected: beside those of its successor there would
+        be no room for them, and nothing would ever be protected again. Of use is what nobody overwrites, and where
+        there is no such step, the newest copy of each of its workers.
+        """
+        for slot in sorted(self._left(), key=lambda one: one.order):
+            path = self._arena.reached(slot.path)
+            try:
+                with _alone_with(path):
+                    path.unlink()
+                path.with_name(digests_name(path.name)).unlink(missing_ok=True)
+            except OSError:
+                continue  # It is being read, or received still.
+            if not any(_is_of(one, slot.mark) for one in self._arena.copy_slots()):
+                self._remove(slot.mark)
+            logger.info("copy given up, to make room: slot=%s order=%s", slot.path, slot.order)
+            self._on_given_up()
+            return True
+        return False
+
+    def _left(self) -> list["_LeftCopy"]:
+        """Return the copies that may go."""
+        if not self._is_told:
+            return []
+        found: list[_LeftCopy] = []
+        for mark, owner in owners_of(self._arena).items():
+            if owner not in self._owners:
+                of_owner = [_LeftCopy.of(self._arena, path) for path in self._arena.copy_slots() if _is_of(path, mark)]
+                newest = {one.place: one for one in sorted(of_owner, key=lambda one: one.order)}
+                found += [
+                    one
+                    for one in of_owner
+                    if one.order not in self._pinned
+                    and (self._pinned or one is not newest[one.place] or one.order == _NO_ORDER)
+                ]
+        return found
 
     def drop(self, owner: str) -> None:
         """Remove all copies of a pod's checkpoints: others are protected elsewhere, or void."""
@@ -192,7 +243,10 @@ class Copies:
                 return None
             path = self._place(head, heads, sealed)
             self._name(owner)
-            problem = self._arena.allocate_copy(self._folder / path.name, CONTENT_OFFSET + head.content_bytes)
+            target, num_bytes = self._folder / path.name, CONTENT_OFFSET + head.content_bytes
+            problem = self._arena.allocate_copy(target, num_bytes)
+            while problem and self._give_way():
+                problem = self._arena.allocate_copy(target, num_bytes)
             if problem:
                 raise NotKeptError(f"no room: {problem}")
             return Receiving(path, head, checksums)
@@ -228,6 +282,46 @@ class Copies:
 
     def _slots(self, owner: str, local_rank: int) -> list[Path]:
         return [self._folder / f"{_mark(owner)}-{slot_name(local_rank, index)}" for index in range(NUM_SLOTS)]
+
+
+class _LeftCopy(NamedTuple):
+    """A slot of a pod for which no copies are kept any more."""
+
+    path: Path
+    order: tuple[int, int, int]
+    """Of what it holds; _NO_ORDER: nothing that is whole."""
+
+    @property
+    def place(self) -> str:
+        """The same of both slots of one worker."""
+        return self.path.name.rpartition("-")[0]
+
+    @property
+    def mark(self) -> str:
+        """Says whose it is."""
+        return self.path.name.partition("-")[0]
+
+    @classmethod
+    def of(cls, arena: Arena, path: Path) -> "_LeftCopy":
+        """Look at a slot."""
+        head = read_slot_head(arena.reached(path))
+        is_whole = head is not None and head.state is SlotState.SEALED and head.job == arena.job
+        return cls(path, head.moment.order if head is not None and is_whole else _NO_ORDER)
+
+
+def _is_of(path: Path, mark: str) -> bool:
+    return path.name.startswith(f"{mark}-")
+
+
+@contextmanager
+def _alone_with(path: Path) -> Iterator[None]:
+    """Keep others from a slot meanwhile. Raises OSError where one reads or writes it."""
+    descriptor = open_slot(path, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def owners_of(arena: Arena) -> dict[str, str]:

@@ -112,7 +112,7 @@ class Replication:
 
         made = make_pod_key()
         self._key, self._request = made.key, made.request
-        self._copies = Copies(self._arena, MAX_RANKS_PER_POD)
+        self._copies = Copies(self._arena, MAX_RANKS_PER_POD, on_given_up=self._telling.changed)
         self._listener = listen(self._config.host, self._config.port)
         # Told at once: until there is a certificate, who connects waits, and tries again.
         self._telling.set_port(self._listener.getsockname()[1])
