@@ -353,6 +353,33 @@ def test_a_new_pod_holds_the_steps_for_as_long_as_those_that_keep_the_protected_
     assert saved == [2, 4, 8, 16]
 
 
+def test_copies_of_a_lost_pod_give_way_to_those_of_its_successor_and_that_is_told(
+    pods: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, successor = pods("lost", "successor")
+    (holder,) = pods("holder", limit_bytes=3 * (9 << 19))
+    for pod in (lost, successor, holder):
+        pod.start()
+    holder.tell(owners=("lost",))
+    lost.tell(holder)
+    for saved in (3, 4):
+        save(monkeypatch, lost, saved)
+        holder.wait_kept(lost, saved)
+    lost.close()
+    holder.buddies = Buddies(1, owners=("successor",), protected=(0, 1, 3, 1))
+    holder.send(holder.buddies)
+    successor.tell(holder)
+    with worker_of(monkeypatch, successor):
+        assert isinstance(Checkpointer().save(state_of(5, 1 << 22), 5), Saved)
+    # Nothing else is told: there is no room for this one, whatever goes.
+    wait_until(lambda: holder.kept("lost") == {3}, "one that is told as gone", describe=lambda: str(holder.held))
+    assert holder.kept("successor") == set()
+    for saved in (6, 7):
+        save(monkeypatch, successor, saved)
+        holder.wait_kept(successor, saved)
+    assert holder.kept("lost") == {3}
+
+
 def test_a_protected_step_stays_while_later_ones_are_saved(pods: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saves go into the other slot, round steps for longer; one that is to be protected next stays as well."""
     (pod,) = pods("owner")
