@@ -1,5 +1,6 @@
 """Lightning's own checkpoints with `lightning.WholeFiles`: what ModelCheckpoint says is there is there, and whole."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,12 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import TorchCheckpointIO
-from tests.integrations.test_trainers import DATA, Call, Module
+from tests.integrations.test_trainers import DATA, Breaking, Call, Kept, Module
 from torch.utils.data import DataLoader
 
+from unbroken import memory
 from unbroken.integrations import lightning
 from unbroken.integrations.samples import GlobalBatches
 
@@ -50,6 +53,36 @@ def test_training_goes_on_from_its_file_exactly(tmp_path: Path) -> None:
     assert call.steps == [9, 10]
     assert again.seen == module.seen[4 * 8 :]
     assert torch.equal(again.layer.weight, module.layer.weight)
+
+
+def test_files_go_on_in_the_folder_that_lightning_chose_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A logger has another version after a fault: ModelCheckpoint would forget which one was best, and say another."""
+    monkeypatch.setattr(memory, "Checkpointer", Kept)
+    found = []
+    for name, faults in (("calm", [None]), ("broken", [7, None])):
+        monkeypatch.setattr(Kept, "kept", None)
+        for after in faults:
+            call: Any = Call()
+            batches = GlobalBatches(40, 4)
+            # The best one is that of the first steps.
+            keep = ModelCheckpoint(None, "{step}", "step", every_n_train_steps=2, save_top_k=2)
+            callbacks = [lightning.Resume(call, batches=batches), keep, *([Breaking(after)] if after else [])]
+            quiet = dict.fromkeys(("enable_progress_bar", "enable_model_summary"), False)
+            made = Trainer(
+                accelerator="cpu",
+                devices=1,
+                max_epochs=1,
+                callbacks=callbacks,
+                logger=CSVLogger(tmp_path / name),
+                plugins=[lightning.WholeFiles()],
+                **quiet,
+            )
+            with contextlib.nullcontext() if after is None else pytest.raises(RuntimeError, match="broken"):
+                made.fit(Module(), DataLoader(DATA, batch_sampler=batches))
+        written = sorted(str(path.relative_to(tmp_path / name)) for path in tmp_path.glob(f"{name}/**/*.ckpt"))
+        best = Path(keep.best_model_path).relative_to(tmp_path / name)
+        found.append((written, str(best), keep.best_model_score, keep.kth_value, keep.current_score))
+    assert found[0] == found[1]
 
 
 def test_a_failed_save_leaves_the_file_that_lightning_was_told_of(

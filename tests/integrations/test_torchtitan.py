@@ -54,6 +54,17 @@ def test_a_rank_that_asks_a_failed_one_for_its_part_of_the_model_is_interrupted_
     assert (got.steps, got.drawn, got.result["digest"]) == (want.steps, want.drawn, want.result["digest"])
 
 
+@pytest.mark.parametrize("step", [8, NUM_STEPS])
+def test_checkpoint_of_torchtitan_s_own_that_a_fault_has_cut_short_is_written_again(step: int, tmp_path: Path) -> None:
+    """The memory has its step before: the last one would be missing in a job that ends as complete."""
+    want = uninterrupted(FRAMEWORK)
+    got = run(FRAMEWORK, tmp_path, ONE_POD, TEST_FAILS_WRITING=str(step))
+    written = {path.parent.name for path in (tmp_path / "disk" / "checkpoint").glob("step-*/.metadata")}
+    assert written == {"step-8", "step-16", "step-24", f"step-{NUM_STEPS}"}
+    assert (got.result["iteration"], got.result["digest"]) == (1, want.result["digest"])
+    assert (got.steps, got.drawn) == (want.steps, want.drawn)
+
+
 def validations(folder: Path) -> dict[int, set[float]]:
     """Return what was found, by step."""
     rows = [json.loads(line) for line in (folder / "validations").read_text().splitlines()]

@@ -150,6 +150,8 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         """Batches after which the optimizer stepped, by the name under which Lightning has it, as restored."""
         self._data: dict[str, Any] = {}
         """State of the LightningDataModule, as it was before the next batch was fetched."""
+        self._without_folder: list[Any] = []
+        """ModelCheckpoints to which the script has given no folder."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse what would go on in another way than it was."""
@@ -167,6 +169,8 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
                 "make it inside the wrapped function, with Trainer(**place(call), ...)"
             )
         lightning_hooks.refuse(trainer.callbacks)
+        # Lightning has them choose one next.
+        self._without_folder = lightning_hooks.without_folder(trainer.callbacks)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave Lightning's own checkpoints alone again."""
@@ -410,6 +414,7 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
         for config, kept in zip(trainer.lr_scheduler_configs, progress["schedulers"], strict=True):
             # Some take things out of what they are given, which Lightning may want to restore next.
             config.scheduler.load_state_dict(copy.deepcopy(kept))
+        lightning_hooks.put_back_folders(self._without_folder, progress["callbacks"])
         for callback in trainer.callbacks:
             if kept := progress["callbacks"].get(callback.state_key):
                 callback.load_state_dict(kept)

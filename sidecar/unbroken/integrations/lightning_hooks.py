@@ -82,6 +82,17 @@ def put_back_files(callbacks: Sequence[Any], kept: dict[str, dict[str, Any]]) ->
             vars(one).update(kept.get(one.state_key, {}))
 
 
+def without_folder(callbacks: Sequence[Any]) -> list[Any]:
+    """Return each ModelCheckpoint that chooses its folder itself, once it is set up: that of the logger's version."""
+    return [one for one in callbacks if _writes_files(one) and one.dirpath is None]
+
+
+def put_back_folders(ones: Sequence[Any], states: dict[str, dict[str, Any]]) -> None:
+    """Let each go on in the folder that it chose first, before it takes its state: another one's best it forgets."""
+    for one in ones:
+        one.dirpath = states.get(one.state_key, {}).get("dirpath", one.dirpath)
+
+
 def _writes_files(one: Any) -> bool:
     return any(kind.__name__ == "ModelCheckpoint" for kind in type(one).__mro__)
 

@@ -39,6 +39,8 @@ _RANDOM = "random"
 _WORLDS = "unbroken-worlds.json"
 """Beside torchtitan's own checkpoints: in a world of which size each step was saved."""
 MAX_WORLDS = 256
+_MARK = ".metadata"
+"""What torch writes last into the folder of a step."""
 
 
 def train(
@@ -63,6 +65,7 @@ def train(
         _call=call,
         _every=read_every() if every is None else every,
         _any_world=any_world,
+        _last_step=config.training.steps,
     )
     # Building a Trainer writes into the model's configuration, by the world of then.
     spec = dataclasses.replace(config.model_spec, model=copy.deepcopy(config.model_spec.model))
@@ -150,6 +153,7 @@ class MemoryCheckpoints(CheckpointManager):  # type: ignore[misc]  # the package
         """Whether checkpoints are written to the folder, or loaded from it."""
         _any_world: bool = False
         """Whether the loader goes on in a world of another size."""
+        _last_step: int = -1
 
     def __init__(self, config: Config, **parts: Any) -> None:
         super().__init__(config, **parts)
@@ -157,6 +161,7 @@ class MemoryCheckpoints(CheckpointManager):  # type: ignore[misc]  # the package
         self._every = config._every
         self._writes = config._writes
         self._any_world = config._any_world
+        self._last_step = config._last_step
         self._checkpoints = memory.Checkpointer(every=self._every, disk=_Folder(self) if self._writes else None)
         self._at_moves = memory.Checkpointer(every=1)
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
@@ -178,7 +183,21 @@ class MemoryCheckpoints(CheckpointManager):  # type: ignore[misc]  # the package
                     "random numbers: new seeds, since this rank or the world size is another: step=%d", found
                 )
             logger.info("restored from memory: step=%d", found)
+            self._write_again(found)
         return True
+
+    def _write_again(self, step: int) -> None:
+        """Write what a fault has cut short: the memory had this step before the folder, so it is not made again."""
+        is_last = step == self._last_step
+        if self._writes and self._should_save(step, is_last) and not all_true(self._is_written(step, is_last)):
+            logger.info("torchtitan's own checkpoint is written again, which a fault has cut short: step=%d", step)
+            self._write(step, is_last)
+
+    def _is_written(self, step: int, is_last: bool) -> bool:
+        """Return whether all of it is there. Of a last one for Hugging Face nothing says so."""
+        if is_last and self.last_save_in_hf:
+            return False
+        return bool(filesystem.isfile(filesystem.join(self._create_checkpoint_id(step), _MARK)))
 
     def _refuse_another_world(self, saved: int) -> None:
         """Raise ValueError where the loader may take a rank's place in a world of this size for one in another."""
@@ -234,9 +253,21 @@ class MemoryCheckpoints(CheckpointManager):  # type: ignore[misc]  # the package
         self._call.ping(step=curr_step)
         if not self._writes or not self._should_save(curr_step, last_step):
             return False
+        return self._write(curr_step, last_step)
+
+    def _write(self, step: int, is_last: bool) -> bool:
         with self._call.checkpoint():
-            self._note_world(curr_step)
-            return bool(super()._save(curr_step, last_step))
+            self._note_world(step)
+            self._unmark(step)
+            return bool(super()._save(step, is_last))
+
+    def _unmark(self, step: int) -> None:
+        """Let a folder that is written once more not pass for whole meanwhile.
+
+        Rank 0 does it before it plans what all ranks write.
+        """
+        if self._rank == 0 and not filesystem.is_remote(self.folder):
+            (Path(self._create_checkpoint_id(step)) / _MARK).unlink(missing_ok=True)
 
     def _save_at_move(self, step: int) -> None:
         """Save in memory, and in the folder where the memory has no room."""
@@ -244,6 +275,7 @@ class MemoryCheckpoints(CheckpointManager):  # type: ignore[misc]  # the package
         if not all_true(saved) and self._writes:
             super().maybe_wait_for_saving()
             self._note_world(step)
+            self._unmark(step)
             super().dcp_save(
                 self._flattened_model_states_sd(), self._create_checkpoint_id(step), type(self.async_mode).DISABLED
             )

@@ -136,7 +136,11 @@ class Log:
             self._file = None
 
 
-_CPP_LOG = re.compile(rb"\[(rank\d+\]:\[)?[IWE]\d{4} ")
+_CPP_LOG = re.compile(
+    rb"\[(rank\d+\]:\[)?[IWE]\d{4} "
+    rb"|nanobind: | - (leaked (instance|type|keep_alive|function) |\.\.\. skipped remainder)|See https://nanobind\."
+)
+"""Lines of torch's C++ parts, and what those that use nanobind, as triton, say of themselves after a traceback."""
 
 
 class Stream:
@@ -151,7 +155,7 @@ class Stream:
         self._line = b""
         self.console = console
         self.last_line = b""
-        """Last line that is not blank, and no message of torch's C++ parts, which write at any time."""
+        """Last line that is not blank, and no message of C++ parts, which write at any time."""
         self.is_open = True
         log.open()
 

@@ -45,6 +45,8 @@ FAILS_UNSAVED = int(os.environ.get("TEST_FAILS_UNSAVED", "0"))
 """Step after which rank 1 fails before it saves, once."""
 FAILS_VALIDATING = int(os.environ.get("TEST_FAILS_VALIDATING", "0"))
 """Step whose validation rank 1 fails in, once."""
+FAILS_WRITING = int(os.environ.get("TEST_FAILS_WRITING", "0"))
+"""Step whose checkpoint of torchtitan's own rank 1 fails in, once."""
 
 ANY_WORLD = os.environ.get("TEST_ANY_WORLD", "yes") == "yes"
 
@@ -162,6 +164,18 @@ class Notes(MetricsProcessor):  # type: ignore[misc]  # the package brings no ty
         with (OUT / "validations").open("a", encoding="utf-8") as file:
             file.write(json.dumps([step, loss]) + "\n")
         super().log_validation(loss, step, *args, **kwargs)
+
+
+_save = CheckpointManager.dcp_save
+
+
+def _fail_or_save(self: CheckpointManager, *args: Any, **kwargs: Any) -> Any:
+    if 0 < SEEN.step == FAILS_WRITING and SEEN.call.state.active_rank == 1:
+        break_once("exception-writing")
+    return _save(self, *args, **kwargs)
+
+
+CheckpointManager.dcp_save = _fail_or_save
 
 
 def configuration(call: inprocess.CallWrapper) -> Trainer.Config:

@@ -63,6 +63,26 @@ def test_console_shows_whole_lines_with_a_prefix(pipes: Pipes, pieces: list[byte
     assert pipes.file.path.read_bytes() == b"".join(pieces)
 
 
+@pytest.mark.parametrize(
+    "after",
+    [
+        pytest.param(b"[rank0]:[W1128 07:15:10.467229802 reducer.cpp:1529] Warning: unused\n\n", id="torch"),
+        pytest.param(
+            b"nanobind: leaked 4 instances!\n"
+            b' - leaked instance 0x7fdb1083bb28 of type "triton._C.libtriton.ir.attribute"\n'
+            b'nanobind: leaked 64 types!\n - leaked type "triton._C.libtriton.ir.block"\n - ... skipped remainder\n'
+            b'nanobind: leaked 514 functions!\n - leaked function "create_select"\n - ... skipped remainder\n'
+            b"nanobind: this is likely caused by a reference counting issue in the binding code.\n"
+            b"See https://nanobind.readthedocs.io/en/latest/refleaks.html\n",
+            id="triton, which torchtitan imports",
+        ),
+    ],
+)
+def test_last_line_is_that_of_the_traceback_whatever_cpp_parts_say_after_it(pipes: Pipes, after: bytes) -> None:
+    pipes.write(b"Traceback (most recent call last):\n  ...\nTypeError: train: no call\n", after)
+    assert pipes.stream.last_line == b"TypeError: train: no call"
+
+
 def test_very_long_line_is_cut_for_the_console_and_whole_in_the_file(pipes: Pipes) -> None:
     data = b"x" * 40_000 + b"\n"
     shown = pipes.write(data)
