@@ -86,7 +86,8 @@ def begin_running(job: JobState, now_s: float) -> None:
         job.inherited = job.inherited._replace(has_run=True)
     job.previous = new_world(job)  # Also one that was taken over: all of its ranks are in it.
     job.progress.run(now_s, job.world.size, job.world.iteration)
-    job.phase = Running(now_s, may_grow_again_s=may_grow_again_s)
+    is_held = any(_stands(job.members.by_uid[uid]) for uid in job.members.active)
+    job.phase = Running(now_s, may_grow_again_s=may_grow_again_s, is_held=is_held)
     job.report = StatusText(Reason.TRAINING, _running_text(job))
 
 
@@ -108,11 +109,18 @@ def is_suspicion(job: JobState, planned: FaultRecord) -> bool:
     return planned.cause in _FOUND and job.health.is_suspected(planned.pod_uid)
 
 
-def note_halted(job: JobState, member: Member) -> None:
-    """Note what a pod has said while ranks are about to move."""
+def note_halted(job: JobState, member: Member, now_s: float) -> None:
+    """Note what a pod has said while ranks are about to move; let it go on where none are.
+
+    Its workers may come to stand for the order of an earlier coordinator, which its agent has.
+    """
     phase = job.phase
-    move = phase.move if isinstance(phase, Running) else None
-    if not isinstance(phase, Running) or move is None or move.order is None or member.uid not in job.members.active:
+    if not isinstance(phase, Running) or member.uid not in job.members.active:
+        return
+    move = phase.move
+    if move is None and not phase.is_held and _stands(member, below_term=job.numbers.term):
+        _let_go(job, phase, member, now_s)
+    if move is None or move.order is None:
         return
     states = [member.places[local_rank].state for local_rank in member.ranks]
     if any(state.phase is WorkerPhase.COMPLETED for state in states):
@@ -125,9 +133,18 @@ def note_halted(job: JobState, member: Member) -> None:
 
 def send_halt(job: JobState, member: Member, now_s: float) -> None:
     """Tell a pod that came back what it may have missed."""
-    move = job.phase.move if isinstance(job.phase, Running) else None
+    phase = job.phase
+    move = phase.move if isinstance(phase, Running) else None
     if move is not None and move.order is not None and member.ranks:
         job.send(member, replace(move.order, within_s=_within_s(move, now_s)))
+    elif isinstance(phase, Running) and move is None and not phase.is_held and _stands(member):
+        _let_go(job, phase, member, now_s)
+
+
+def _let_go(job: JobState, phase: Running, member: Member, now_s: float) -> None:
+    # No number of its own: it may have been told already, and then its agent passes nothing on.
+    job.send(member, _go_on_order(job, job.numbers.halt))
+    job.phase = replace(phase, released_s=now_s)
 
 
 def _grow(job: JobState, phase: Running, after_s: float, now_s: float) -> tuple[Running, float, FaultRecord | None]:
@@ -207,7 +224,8 @@ def _demand(job: JobState, phase: Running, move: PlannedMove, now_s: float, goal
     """Tell all workers of the iteration how far to go, and wait for them."""
     step, wants = goal
     order = _halt(job, move, goal, now_s)
-    phase = replace(phase, move=replace(move, order=order, wants=wants, pending=dict.fromkeys(job.members.active)))
+    move = replace(move, order=order, wants=wants, pending=dict.fromkeys(job.members.active))
+    phase = replace(phase, is_held=False, move=move)
     if step == NO_STEP:
         return Order(order, phase, None)
     where = {Awaited.ANSWER: "between two steps", Awaited.STAND: f"after step {step}"}.get(wants, f"now, at {step}")
@@ -219,6 +237,9 @@ def _demand(job: JobState, phase: Running, move: PlannedMove, now_s: float, goal
 def _call_off(job: JobState, phase: Running, until_s: float, now_s: float) -> Decision:
     """Let the workers go on: nobody leaves any more."""
     move = phase.move
+    if move is None and phase.is_held:
+        phase = replace(phase, is_held=False, released_s=now_s)
+        return Order(_go_on_order(job, job.numbers.halt + 1), phase, None)
     if move is None:
         return Wait(until_s, phase=phase)
     return _release(job, phase, move, StatusText(Reason.TRAINING, _running_text(job)), now_s)
@@ -267,8 +288,21 @@ def _release(
 
 def _halt(job: JobState, move: PlannedMove, goal: _Goal, now_s: float) -> Halt:
     numbers, (step, wants) = job.numbers, goal
+    if step == NO_STEP:
+        return _go_on_order(job, numbers.halt + 1)
     is_common = wants is Awaited.SAVE
     return Halt(numbers.term, numbers.halt + 1, job.world.iteration, step, is_common, _within_s(move, now_s))
+
+
+def _go_on_order(job: JobState, number: int) -> Halt:
+    """Return the order to wait no longer; the same for all, so that nobody obeys it twice."""
+    return Halt(job.numbers.term, number, job.world.iteration, NO_STEP, False, 0.0)
+
+
+def _stands(member: Member, below_term: float = math.inf) -> bool:
+    """Return whether a worker of this pod has said that it waits after a step, as a coordinator below has ordered."""
+    answers = (member.places[local_rank].state.halted for local_rank in member.ranks)
+    return any(answer is not None and answer.is_held and answer.term < below_term for answer in answers)
 
 
 def _within_s(move: PlannedMove, now_s: float) -> float:

@@ -157,6 +157,8 @@ class Running:
     """When it may be tried again to find a common step to grow after; inf: not in this iteration."""
     may_suspect_again_s: float = -math.inf
     """When ranks may be led to a common step again for a suspicion; -inf: none was sought in vain."""
+    is_held: bool = False
+    """Whether workers wait after a step, as an earlier coordinator has ordered, and have no order since."""
     released_s: float = -math.inf
     """When ranks that may have stood after a step were last told to go on; -inf: never."""
 
