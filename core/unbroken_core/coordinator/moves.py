@@ -109,6 +109,16 @@ def is_suspicion(job: JobState, planned: FaultRecord) -> bool:
     return planned.cause in _FOUND and job.health.is_suspected(planned.pod_uid)
 
 
+def stays_until_s(job: JobState, uid: str) -> float:
+    """Return until when the ranks of a suspect pod stay, as no common step was found; -inf: none was sought in vain.
+
+    A suspicion that came later is another one.
+    """
+    stayed_s = job.phase.stayed_s.get(uid, -math.inf) if isinstance(job.phase, Running) else -math.inf
+    is_same = job.health.since_s.get(uid, math.inf) <= stayed_s
+    return stayed_s + job.settings.timeouts.hard_s if is_same else -math.inf
+
+
 def note_halted(job: JobState, member: Member, now_s: float) -> None:
     """Note what a pod has said while ranks are about to move; let it go on where none are.
 
@@ -250,16 +260,15 @@ def _give_up(job: JobState, phase: Running, move: PlannedMove, now_s: float, why
 
     Nor is a suspicion, the first time: the ranks may wait for one that hangs, which is found meanwhile as a fault.
     """
-    suspected = tuple(uid for uid, fault in move.faults.items() if is_suspicion(job, fault))
+    fresh = {uid for uid in move.faults if stays_until_s(job, uid) == -math.inf}
+    suspected = tuple(uid for uid, fault in move.faults.items() if uid in fresh and is_suspicion(job, fault))
     firm = {uid: fault for uid, fault in move.faults.items() if uid not in suspected}
     if any(fault.cause is not Cause.CAPACITY_RETURNED for fault in firm.values()):
         return _depart(replace(move, faults=firm), why)
     if suspected:
-        if phase.may_suspect_again_s > -math.inf:
-            return _depart(move, why)
         who = shorten_names(suspected, job.members.name)
         stay = f"{_running_text(job)}; those of {who} stay for now: {why.removeprefix(_AT_ONCE)}"
-        phase = replace(phase, may_suspect_again_s=now_s + job.settings.timeouts.hard_s)
+        phase = replace(phase, stayed_s={**phase.stayed_s, **dict.fromkeys(suspected, now_s)})
         return _release(job, phase, move, StatusText(Reason.TRAINING, stay), now_s, acquitted=suspected)
     when = (
         "in the next recovery"

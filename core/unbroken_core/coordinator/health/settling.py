@@ -14,6 +14,7 @@ from dataclasses import replace
 from unbroken_core.coordinator.faults import inspect
 from unbroken_core.coordinator.health.stragglers import note_moved, settle_stragglers
 from unbroken_core.coordinator.health.takers import LOOK_AGAIN_S, are_there_still, can_take, takers_of
+from unbroken_core.coordinator.moves import stays_until_s
 from unbroken_core.coordinator.state.health_table import HealthTable
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.members import Newcomers
@@ -133,8 +134,7 @@ def _judge(job: JobState, now_s: float) -> float:
     due_s = [at_s + BREAKER_S for at_s in recent.values()] + [at_s + BUDGET_S for at_s in table.blames_s[:1]]
     due_s += [at_s + BREAKER_S for at_s in table.vain_s[:1]] + [at_s + BUDGET_S for at_s in table.failed_s.values()]
     due_s.append(newcomers.until_s)
-    if isinstance(job.phase, Running) and now_s < job.phase.may_suspect_again_s:
-        due_s.append(job.phase.may_suspect_again_s)
+    due_s += [again_s for uid in table.strikes if now_s < (again_s := stays_until_s(job, uid))]
     for uid, strike in blame.blamed.items():
         if uid in members.unfit or not _acts(job, strike):
             continue
@@ -200,7 +200,7 @@ def _may_blame(job: JobState, member: Member, strike: Strike, newcomers: Newcome
     if isinstance(job.phase, Running):
         # Where every move restarts the processes from a checkpoint, a suspicion is not worth one.
         is_lossless = job.settings.is_in_process and job.settings.timeouts.drain_s > 0
-        is_put_off = now_s < job.phase.may_suspect_again_s
+        is_put_off = now_s < stays_until_s(job, member.uid)
         if member.ranks and not strike.is_fatal and (is_put_off or not is_lossless):
             return False
     # What interrupted it may have nothing to do with a suspicion.

@@ -8,6 +8,7 @@ from tests.unit.unbroken_core.coordinator.test_moves import order_of
 
 from unbroken_core.protocol.messages import NO_STEP, Activity, Fault, Halt, Interrupt
 from unbroken_core.protocol.settings import Timeouts
+from unbroken_core.recovery.health import BREAKER_S
 from unbroken_core.vocabulary.findings import Finding
 from unbroken_core.vocabulary.reasons import Cause, Doing, JobPhase, Rung
 
@@ -109,6 +110,22 @@ def test_a_suspicion_moves_ranks_at_once_where_twice_no_common_step_was_found() 
     interrupt = sent(bench.live(LIMITS.drain_s + 1.0), Interrupt)["p1"]
     assert (interrupt.cause, interrupt.pod) == (Cause.DEVICE_FAULT, "p0")
     assert "timeouts.drainSeconds" in interrupt.detail
+
+
+@pytest.mark.parametrize("pod", ["p0", "p1"])
+def test_a_suspicion_that_comes_after_another_one_is_over_waits_as_well(pod: str) -> None:
+    """Seen before: only the first one of an iteration did, however long ago it was; all others cost a checkpoint."""
+    bench, _order = halted(DOWN)
+    bench.live(LIMITS.drain_s + 1.0)
+    bench.find("p0")
+    bench.live(BREAKER_S)
+    other = "p1" if pod == "p0" else "p0"
+    order = order_of(bench.find(pod, DOWN))
+    bench.answer(other, order, 50, 50, is_held=True)
+    bench.answer(pod, order, 50, 50)
+    assert [halt.step for halt in sent(bench.live(LIMITS.drain_s + 1.0), Halt).values()] == [NO_STEP, NO_STEP]
+    assert f"those of {pod} stay for now" in bench.status().message
+    assert bench.status().recoveries == ()
 
 
 def test_what_is_fatal_does_not_wait_for_another_try() -> None:
