@@ -29,7 +29,10 @@ class Saying:
 def nodes_healthy(health: HealthStatus | None) -> Saying:
     """Say what was found, once a watch has said anything. What was not checked is never part of what is well."""
     if health is None or not health.num_pods:
-        text = "no watch of a pod says anything: health.mode is Off, or they have yet to start"
+        text = (
+            "GPUs, links and nodes are not looked at, as health.mode is Off (`unbroken run` without --health); "
+            "or no pod's watch has said anything so far"
+        )
         return Saying(None, Reason.HEALTH_NOT_CHECKED, text)
     found = [item for item in health.findings if item.finding.check not in _SLOW]
     num_untold = health.num_findings - len(health.findings)
@@ -51,7 +54,10 @@ def straggling(health: HealthStatus | None) -> Saying:
     if health is not None and health.num_paced:
         text = f"no rank was busy longer than usual in its stage, of {counted(health.num_paced, 'rank')} in a window"
         return Saying(False, Reason.PACE_EVEN, text)
-    text = "no worker says how busy it is: the iteration is young, or the script cannot be measured (docs/health.md)"
+    text = (
+        "no worker says how busy it is: health.stragglers.mode is Off, the iteration is young, or the script cannot be "
+        "measured (docs/health.md)"
+    )
     return Saying(None, Reason.PACE_NOT_MEASURED, text)
 
 
