@@ -4,7 +4,8 @@ A pod that is blamed gives its ranks to a spare: after a common step while all i
 interrupted already. It gets no new process. Without a ready spare nobody is blamed: the job goes on as long as it can,
 and recovers as without findings. The same holds where the rung `pod` has no budget left, no layer lets a spare take the
 ranks, or fewer than minReplicas pods would be left: a finding ends no job, and makes none smaller. If the spare is lost
-while all are led to a common step, the blame is taken back, nobody moves, and the budget of blames is as before.
+while all are led to a common step, the blame is taken back, nobody moves, and the budget of blames is as before. If it
+is lost later, a pod that is only suspected has ranks again rather than that some are missing.
 """
 
 import math
@@ -13,7 +14,13 @@ from dataclasses import replace
 
 from unbroken_core.coordinator.faults import inspect
 from unbroken_core.coordinator.health.stragglers import note_moved, settle_stragglers
-from unbroken_core.coordinator.health.takers import LOOK_AGAIN_S, are_there_still, can_take, takers_of
+from unbroken_core.coordinator.health.takers import (
+    LOOK_AGAIN_S,
+    are_there_still,
+    can_take,
+    has_enough,
+    takers_of,
+)
 from unbroken_core.coordinator.moves import stays_until_s
 from unbroken_core.coordinator.state.health_table import HealthTable
 from unbroken_core.coordinator.state.job import JobState
@@ -155,13 +162,15 @@ def _judge(job: JobState, now_s: float) -> float:
 
 
 def _acquit(job: JobState, believed: Sequence[str], newcomers: Newcomers, now_s: float) -> None:
-    """Take back a blame that nothing speaks for any more, or that moves nothing while all train."""
+    """Take back a blame that nothing speaks for any more, that moves nothing while all train, or that is no more than
+    a suspicion where the job cannot go on without the pod."""
     table, members = job.health, job.members
     for uid in believed:
         member = members.by_uid[uid]
-        if table.is_doubted(uid) and not _is_in_vain(job, member, newcomers, now_s):
+        is_kept = _is_in_vain(job, member, newcomers, now_s) or _is_missed(job, member, newcomers)
+        if table.is_doubted(uid) and not is_kept:
             continue
-        if table.is_doubted(uid):
+        if table.is_doubted(uid) and member.ranks:
             table.give_back(uid, now_s)
         members.note_unfit(member, "")
 
@@ -217,6 +226,13 @@ def _is_in_vain(job: JobState, member: Member, newcomers: Newcomers, now_s: floa
     if are_there_still(job, member, takers):
         return False
     return not _finds_takers(job, member, member.unfit_cause, newcomers, now_s)
+
+
+def _is_missed(job: JobState, member: Member, newcomers: Newcomers) -> bool:
+    """Return whether ranks are lost without a pod that is only suspected, as who was to take them is lost as well."""
+    if not isinstance(job.phase, Interrupted) or not job.health.is_suspected(member.uid):
+        return False
+    return not has_enough(job, member, takers_of(job, member, newcomers))
 
 
 def _finds_takers(job: JobState, member: Member, cause: Cause, newcomers: Newcomers, now_s: float) -> bool:

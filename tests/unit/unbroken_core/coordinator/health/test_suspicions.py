@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from tests.unit.unbroken_core.coordinator.test_coordinator import READY, RUNNING, sent
+from tests.unit.unbroken_core.coordinator.test_coordinator import READY, RUNNING, ranks, sent
 from tests.unit.unbroken_core.coordinator.test_moves import order_of
 
-from unbroken_core.protocol.messages import NO_STEP, Activity, Fault, Halt, Interrupt
+from unbroken_core.coordinator.events import AgentDisconnected
+from unbroken_core.protocol.messages import NO_STEP, Activity, Fault, Halt, Interrupt, Plan
 from unbroken_core.protocol.settings import Timeouts
 from unbroken_core.recovery.health import BREAKER_S
 from unbroken_core.vocabulary.findings import Finding
@@ -164,3 +165,26 @@ def test_ranks_leave_a_suspect_pod_and_one_that_is_deleted_after_the_same_step()
     bench.all_are(RUNNING, 1, "p2", "p3")
     (recovery,) = bench.status().recoveries
     assert sorted(recovery.replaced_by) == ["p2", "p3"]
+
+
+@pytest.mark.parametrize("is_planned", [False, True], ids=["before the plan", "after it"])
+@pytest.mark.parametrize("finding", [DOWN, LOST], ids=["suspect", "fatal"])
+def test_a_pod_that_is_only_suspected_has_its_ranks_again_where_who_took_them_is_lost(
+    finding: Finding, is_planned: bool
+) -> None:
+    """Seen before: a job with a sound pod in readiness waited for another one, and failed without it."""
+    bench = WatchedBench(ACT)
+    bench.move(bench.find("p0", finding))
+    if is_planned:
+        bench.all_are(READY, 0, "p0", "p1")
+    bench.step(AgentDisconnected(bench.sessions.pop("p2")))
+    bench.live(6.0)
+    plans = sent(bench.all_are(READY, int(is_planned), "p0", "p1"), Plan)
+    held = {pod: ranks(plan) for pod, plan in plans.items()}
+    assert held == ({"p0": [0, 1], "p1": [2, 3]} if finding is DOWN else {})
+    if finding is not DOWN:
+        return
+    bench.all_are(RUNNING, 1 + is_planned, "p0", "p1")
+    assert bench.status().phase is JobPhase.RUNNING
+    again = bench.join("p3")
+    assert sorted(sent(again, Halt)) == ["p0", "p1"], "they move once somebody can take them"
