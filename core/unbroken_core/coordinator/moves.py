@@ -86,7 +86,8 @@ def begin_running(job: JobState, now_s: float) -> None:
         job.inherited = job.inherited._replace(has_run=True)
     job.previous = new_world(job)  # Also one that was taken over: all of its ranks are in it.
     job.progress.run(now_s, job.world.size, job.world.iteration)
-    job.phase = Running(now_s, may_grow_again_s=may_grow_again_s)
+    is_held = any(_stands(job.members.by_uid[uid]) for uid in job.members.active)
+    job.phase = Running(now_s, may_grow_again_s=may_grow_again_s, is_held=is_held)
     job.report = StatusText(Reason.TRAINING, _running_text(job))
 
 
@@ -108,11 +109,28 @@ def is_suspicion(job: JobState, planned: FaultRecord) -> bool:
     return planned.cause in _FOUND and job.health.is_suspected(planned.pod_uid)
 
 
-def note_halted(job: JobState, member: Member) -> None:
-    """Note what a pod has said while ranks are about to move."""
+def stays_until_s(job: JobState, uid: str) -> float:
+    """Return until when the ranks of a suspect pod stay, as no common step was found; -inf: none was sought in vain.
+
+    A suspicion that came later is another one.
+    """
+    stayed_s = job.phase.stayed_s.get(uid, -math.inf) if isinstance(job.phase, Running) else -math.inf
+    is_same = job.health.since_s.get(uid, math.inf) <= stayed_s
+    return stayed_s + job.settings.timeouts.hard_s if is_same else -math.inf
+
+
+def note_halted(job: JobState, member: Member, now_s: float) -> None:
+    """Note what a pod has said while ranks are about to move; let it go on where none are.
+
+    Its workers may come to stand for the order of an earlier coordinator, which its agent has.
+    """
     phase = job.phase
-    move = phase.move if isinstance(phase, Running) else None
-    if not isinstance(phase, Running) or move is None or move.order is None or member.uid not in job.members.active:
+    if not isinstance(phase, Running) or member.uid not in job.members.active:
+        return
+    move = phase.move
+    if move is None and not phase.is_held and _stands(member, below_term=job.numbers.term):
+        _let_go(job, phase, member, now_s)
+    if move is None or move.order is None:
         return
     states = [member.places[local_rank].state for local_rank in member.ranks]
     if any(state.phase is WorkerPhase.COMPLETED for state in states):
@@ -125,9 +143,18 @@ def note_halted(job: JobState, member: Member) -> None:
 
 def send_halt(job: JobState, member: Member, now_s: float) -> None:
     """Tell a pod that came back what it may have missed."""
-    move = job.phase.move if isinstance(job.phase, Running) else None
+    phase = job.phase
+    move = phase.move if isinstance(phase, Running) else None
     if move is not None and move.order is not None and member.ranks:
         job.send(member, replace(move.order, within_s=_within_s(move, now_s)))
+    elif isinstance(phase, Running) and move is None and not phase.is_held and _stands(member):
+        _let_go(job, phase, member, now_s)
+
+
+def _let_go(job: JobState, phase: Running, member: Member, now_s: float) -> None:
+    # No number of its own: it may have been told already, and then its agent passes nothing on.
+    job.send(member, _go_on_order(job, job.numbers.halt))
+    job.phase = replace(phase, released_s=now_s)
 
 
 def _grow(job: JobState, phase: Running, after_s: float, now_s: float) -> tuple[Running, float, FaultRecord | None]:
@@ -207,7 +234,8 @@ def _demand(job: JobState, phase: Running, move: PlannedMove, now_s: float, goal
     """Tell all workers of the iteration how far to go, and wait for them."""
     step, wants = goal
     order = _halt(job, move, goal, now_s)
-    phase = replace(phase, move=replace(move, order=order, wants=wants, pending=dict.fromkeys(job.members.active)))
+    move = replace(move, order=order, wants=wants, pending=dict.fromkeys(job.members.active))
+    phase = replace(phase, is_held=False, move=move)
     if step == NO_STEP:
         return Order(order, phase, None)
     where = {Awaited.ANSWER: "between two steps", Awaited.STAND: f"after step {step}"}.get(wants, f"now, at {step}")
@@ -219,6 +247,9 @@ def _demand(job: JobState, phase: Running, move: PlannedMove, now_s: float, goal
 def _call_off(job: JobState, phase: Running, until_s: float, now_s: float) -> Decision:
     """Let the workers go on: nobody leaves any more."""
     move = phase.move
+    if move is None and phase.is_held:
+        phase = replace(phase, is_held=False, released_s=now_s)
+        return Order(_go_on_order(job, job.numbers.halt + 1), phase, None)
     if move is None:
         return Wait(until_s, phase=phase)
     return _release(job, phase, move, StatusText(Reason.TRAINING, _running_text(job)), now_s)
@@ -229,16 +260,15 @@ def _give_up(job: JobState, phase: Running, move: PlannedMove, now_s: float, why
 
     Nor is a suspicion, the first time: the ranks may wait for one that hangs, which is found meanwhile as a fault.
     """
-    suspected = tuple(uid for uid, fault in move.faults.items() if is_suspicion(job, fault))
+    fresh = {uid for uid in move.faults if stays_until_s(job, uid) == -math.inf}
+    suspected = tuple(uid for uid, fault in move.faults.items() if uid in fresh and is_suspicion(job, fault))
     firm = {uid: fault for uid, fault in move.faults.items() if uid not in suspected}
     if any(fault.cause is not Cause.CAPACITY_RETURNED for fault in firm.values()):
         return _depart(replace(move, faults=firm), why)
     if suspected:
-        if phase.may_suspect_again_s > -math.inf:
-            return _depart(move, why)
         who = shorten_names(suspected, job.members.name)
         stay = f"{_running_text(job)}; those of {who} stay for now: {why.removeprefix(_AT_ONCE)}"
-        phase = replace(phase, may_suspect_again_s=now_s + job.settings.timeouts.hard_s)
+        phase = replace(phase, stayed_s={**phase.stayed_s, **dict.fromkeys(suspected, now_s)})
         return _release(job, phase, move, StatusText(Reason.TRAINING, stay), now_s, acquitted=suspected)
     when = (
         "in the next recovery"
@@ -267,8 +297,21 @@ def _release(
 
 def _halt(job: JobState, move: PlannedMove, goal: _Goal, now_s: float) -> Halt:
     numbers, (step, wants) = job.numbers, goal
+    if step == NO_STEP:
+        return _go_on_order(job, numbers.halt + 1)
     is_common = wants is Awaited.SAVE
     return Halt(numbers.term, numbers.halt + 1, job.world.iteration, step, is_common, _within_s(move, now_s))
+
+
+def _go_on_order(job: JobState, number: int) -> Halt:
+    """Return the order to wait no longer; the same for all, so that nobody obeys it twice."""
+    return Halt(job.numbers.term, number, job.world.iteration, NO_STEP, False, 0.0)
+
+
+def _stands(member: Member, below_term: float = math.inf) -> bool:
+    """Return whether a worker of this pod has said that it waits after a step, as a coordinator below has ordered."""
+    answers = (member.places[local_rank].state.halted for local_rank in member.ranks)
+    return any(answer is not None and answer.is_held and answer.term < below_term for answer in answers)
 
 
 def _within_s(move: PlannedMove, now_s: float) -> float:

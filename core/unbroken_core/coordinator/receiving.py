@@ -93,7 +93,7 @@ def join(job: JobState, session: str, hello: Hello, can_halt: bool, now_s: float
     inspect(job, member, now_s)
     note_end(job, member)
     bring_up_to_date(job, member, now_s)
-    note_halted(job, member)
+    note_halted(job, member, now_s)
 
 
 def _foreign_uid(job: JobState, hello: Hello) -> str | None:
@@ -291,7 +291,7 @@ def receive(job: JobState, session: str, message: Union[Report, Heartbeat], now_
         # Not before the plan, whatever it says, and not in the future.
         job.progress.enter(min(max(now_s - message.entered_ago_s, job.world.planned_s), now_s))
     inspect(job, member, now_s)
-    note_halted(job, member)
+    note_halted(job, member, now_s)
     note_end(job, member)
 
 

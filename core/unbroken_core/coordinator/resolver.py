@@ -205,8 +205,8 @@ def _give_order(job: JobState, decision: Order, now_s: float) -> None:
     active = tuple(job.members.active)
     for uid in active:
         job.send(job.members.by_uid[uid], decision.halt)
-    for uid in active:
-        note_halted(job, job.members.by_uid[uid])
+    for uid in active if decision.phase.move is not None else ():
+        note_halted(job, job.members.by_uid[uid], now_s)
     job.report = decision.report or job.report
 
 

@@ -29,15 +29,19 @@ class Saying:
 def nodes_healthy(health: HealthStatus | None) -> Saying:
     """Say what was found, once a watch has said anything. What was not checked is never part of what is well."""
     if health is None or not health.num_pods:
-        text = "no watch of a pod says anything: health.mode is Off, or they have yet to start"
+        text = (
+            "GPUs, links and nodes are not looked at, as health.mode is Off (`unbroken run` without --health); "
+            "or no pod's watch has said anything so far"
+        )
         return Saying(None, Reason.HEALTH_NOT_CHECKED, text)
     found = [item for item in health.findings if item.finding.check not in _SLOW]
+    num_untold = health.num_findings - len(health.findings)
     faults = [item for item in found if item.finding.verdict in _FAULTS]
     worn = [item for item in found if item.finding.verdict is Verdict.DEGRADED]
     unchecked = _unchecked(health)
     if faults:
-        return Saying(False, Reason.DEVICES_FAULTY, _joined(_shown(faults), health.held, unchecked))
-    worn_text = f"worn: {_shown(worn)}" if worn else ""
+        return Saying(False, Reason.DEVICES_FAULTY, _joined(_shown(faults, num_untold), health.held, unchecked))
+    worn_text = f"worn: {_shown(worn, num_untold)}" if worn else ""
     return Saying(True, Reason.NODES_HEALTHY, _joined("nothing broken was found", worn_text, unchecked))
 
 
@@ -50,7 +54,10 @@ def straggling(health: HealthStatus | None) -> Saying:
     if health is not None and health.num_paced:
         text = f"no rank was busy longer than usual in its stage, of {counted(health.num_paced, 'rank')} in a window"
         return Saying(False, Reason.PACE_EVEN, text)
-    text = "no worker says how busy it is: the iteration is young, or the script cannot be measured (docs/health.md)"
+    text = (
+        "no worker says how busy it is: health.stragglers.mode is Off, the iteration is young, or the script cannot be "
+        "measured (docs/health.md)"
+    )
     return Saying(None, Reason.PACE_NOT_MEASURED, text)
 
 
@@ -58,9 +65,9 @@ def _joined(*parts: str) -> str:
     return "; ".join(filter(None, parts))
 
 
-def _shown(found: Sequence[PodFinding]) -> str:
+def _shown(found: Sequence[PodFinding], num_untold: int = 0) -> str:
     texts = [f"{item.pod} on node {item.node}: {finding_text(item.finding)}" for item in found[:_SHOWN]]
-    rest = len(found) - _SHOWN
+    rest = len(found) - _SHOWN + max(num_untold, 0)
     return "; ".join(texts) + (f"; and {counted(rest, 'more finding')}" if rest > 0 else "")
 
 

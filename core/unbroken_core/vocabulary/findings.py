@@ -88,10 +88,18 @@ class Health:
 
 
 def bounded(findings: tuple[Finding, ...]) -> Health:
-    """Return as many findings as are told, the worst of them, in a fixed order."""
+    """Return as many findings as are told, the worst of them, in a fixed order.
+
+    Of each check the worst is told, and what it does not know: else one that says much would hide what others found,
+    and that they could not look.
+    """
     order = sorted(set(findings), key=lambda each: (-each.verdict.severity, each.check, each.entity, each.code))
-    kept = order[:MAX_FINDINGS]
-    return Health(tuple(kept), len(order) - len(kept))
+    if len(order) <= MAX_FINDINGS:
+        return Health(tuple(order))
+    worst = {each.check: each for each in reversed(order)}
+    silent = {each.check: each for each in reversed(order) if each.verdict is Verdict.UNKNOWN}
+    kept = set(list(dict.fromkeys((*worst.values(), *silent.values(), *order)))[:MAX_FINDINGS])
+    return Health(tuple(each for each in order if each in kept), len(order) - len(kept))
 
 
 def is_news(before: Health | None, now: Health) -> bool:

@@ -161,7 +161,7 @@ def test_collectives_of_a_group_before_are_not_taken_for_those_of_one_that_has_o
             peer.stdin.write(b"go on\n")
             peer.stdin.flush()
             dist.all_reduce(torch.ones(4))
-            wait_recorded(Groups(3, 1, (GroupState(name, "0-1", 1, -1, "", ("all_reduce Float[4]",)),)))
+            wait_recorded(Groups(1, 1, (GroupState(name, "0-1", 1, -1, "", ("all_reduce Float[4]",)),)))
             assert peer.wait(LIMIT_S) == 0
         finally:
             peer.kill()
@@ -177,7 +177,8 @@ def test_what_this_torch_does_not_tell_is_not_known_and_breaks_nothing(
         return json.dumps({"entries": [{"process_group": [name, ""], "collective_seq_id": "many"}]})
 
     monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace_json", garbage)
-    assert read_groups() == Groups(1, 1)
+    # The number that gloo itself has counts sends as well: one rank would seem behind another.
+    assert read_groups() == Groups(-1, 1)
     assert "collectives not read: error=ValueError" in caplog.text
     monkeypatch.delattr(torch._C._distributed_c10d, "_dump_fr_trace_json")
     (state,) = read_groups().states

@@ -1,4 +1,7 @@
-"""A script that saves before ranks move: each rank keeps its newest step in a file, and notes all that it makes."""
+"""A script that saves before ranks move: each rank keeps its newest step in a file, and notes all that it makes.
+
+A rank stays in its step while FOLDER/hold-<rank> exists.
+"""
 
 import os
 import time
@@ -32,6 +35,8 @@ def train(call: inprocess.CallWrapper) -> int:
     step = 0 if newest is None else int(newest.read_text())
     is_done = False
     while not is_done:
+        while (FOLDER / f"hold-{rank}").exists():
+            time.sleep(STEP_S)
         word = torch.tensor([float(step), float(step), float(rank == 0 and Path(os.environ["TEST_DONE"]).exists())])
         dist.all_reduce(word, dist.ReduceOp.MAX)
         assert word[0].item() == step, f"rank {rank} is at step {step}, another one at {word[0].item()}"

@@ -55,7 +55,14 @@ def test_why_of_a_device_fault_says_the_same_sentence_and_not_that_nobody_knows(
     )
     silent = job_from_status(replace(STATUS, recoveries=(MOVED,)))
     (line,) = [line for line in why_lines(silent, silent.faults[0], NOW) if line.startswith("  nodes")]
-    assert "no watch of a pod says anything" in line
+    assert "GPUs, links and nodes are not looked at, as health.mode is Off" in line
+    assert "no pod's watch has said anything so far" in line
+
+
+def test_a_job_that_looks_for_no_stragglers_is_not_said_to_be_young_or_without_steps() -> None:
+    job = job_from_status(STATUS)
+    (pace,) = [one.message for one in job.conditions if one.type == "Straggling"]
+    assert "health.stragglers.mode is Off" in pace
 
 
 def test_stragglers_of_a_rendezvous_are_a_next_step() -> None:

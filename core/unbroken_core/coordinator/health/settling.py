@@ -4,7 +4,8 @@ A pod that is blamed gives its ranks to a spare: after a common step while all i
 interrupted already. It gets no new process. Without a ready spare nobody is blamed: the job goes on as long as it can,
 and recovers as without findings. The same holds where the rung `pod` has no budget left, no layer lets a spare take the
 ranks, or fewer than minReplicas pods would be left: a finding ends no job, and makes none smaller. If the spare is lost
-while all are led to a common step, the blame is taken back, nobody moves, and the budget of blames is as before.
+while all are led to a common step, the blame is taken back, nobody moves, and the budget of blames is as before. If it
+is lost later, a pod that is only suspected has ranks again rather than that some are missing.
 """
 
 import math
@@ -13,7 +14,14 @@ from dataclasses import replace
 
 from unbroken_core.coordinator.faults import inspect
 from unbroken_core.coordinator.health.stragglers import note_moved, settle_stragglers
-from unbroken_core.coordinator.health.takers import LOOK_AGAIN_S, are_there_still, can_take, takers_of
+from unbroken_core.coordinator.health.takers import (
+    LOOK_AGAIN_S,
+    are_there_still,
+    can_take,
+    has_enough,
+    takers_of,
+)
+from unbroken_core.coordinator.moves import stays_until_s
 from unbroken_core.coordinator.state.health_table import HealthTable
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.members import Newcomers
@@ -133,8 +141,7 @@ def _judge(job: JobState, now_s: float) -> float:
     due_s = [at_s + BREAKER_S for at_s in recent.values()] + [at_s + BUDGET_S for at_s in table.blames_s[:1]]
     due_s += [at_s + BREAKER_S for at_s in table.vain_s[:1]] + [at_s + BUDGET_S for at_s in table.failed_s.values()]
     due_s.append(newcomers.until_s)
-    if isinstance(job.phase, Running) and now_s < job.phase.may_suspect_again_s:
-        due_s.append(job.phase.may_suspect_again_s)
+    due_s += [again_s for uid in table.strikes if now_s < (again_s := stays_until_s(job, uid))]
     for uid, strike in blame.blamed.items():
         if uid in members.unfit or not _acts(job, strike):
             continue
@@ -155,13 +162,15 @@ def _judge(job: JobState, now_s: float) -> float:
 
 
 def _acquit(job: JobState, believed: Sequence[str], newcomers: Newcomers, now_s: float) -> None:
-    """Take back a blame that nothing speaks for any more, or that moves nothing while all train."""
+    """Take back a blame that nothing speaks for any more, that moves nothing while all train, or that is no more than
+    a suspicion where the job cannot go on without the pod."""
     table, members = job.health, job.members
     for uid in believed:
         member = members.by_uid[uid]
-        if table.is_doubted(uid) and not _is_in_vain(job, member, newcomers, now_s):
+        is_kept = _is_in_vain(job, member, newcomers, now_s) or _is_missed(job, member, newcomers)
+        if table.is_doubted(uid) and not is_kept:
             continue
-        if table.is_doubted(uid):
+        if table.is_doubted(uid) and member.ranks:
             table.give_back(uid, now_s)
         members.note_unfit(member, "")
 
@@ -200,7 +209,7 @@ def _may_blame(job: JobState, member: Member, strike: Strike, newcomers: Newcome
     if isinstance(job.phase, Running):
         # Where every move restarts the processes from a checkpoint, a suspicion is not worth one.
         is_lossless = job.settings.is_in_process and job.settings.timeouts.drain_s > 0
-        is_put_off = now_s < job.phase.may_suspect_again_s
+        is_put_off = now_s < stays_until_s(job, member.uid)
         if member.ranks and not strike.is_fatal and (is_put_off or not is_lossless):
             return False
     # What interrupted it may have nothing to do with a suspicion.
@@ -217,6 +226,13 @@ def _is_in_vain(job: JobState, member: Member, newcomers: Newcomers, now_s: floa
     if are_there_still(job, member, takers):
         return False
     return not _finds_takers(job, member, member.unfit_cause, newcomers, now_s)
+
+
+def _is_missed(job: JobState, member: Member, newcomers: Newcomers) -> bool:
+    """Return whether ranks are lost without a pod that is only suspected, as who was to take them is lost as well."""
+    if not isinstance(job.phase, Interrupted) or not job.health.is_suspected(member.uid):
+        return False
+    return not has_enough(job, member, takers_of(job, member, newcomers))
 
 
 def _finds_takers(job: JobState, member: Member, cause: Cause, newcomers: Newcomers, now_s: float) -> bool:

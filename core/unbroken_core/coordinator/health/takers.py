@@ -46,6 +46,12 @@ def can_take(job: JobState, member: Member, takers: Takers, cause: Cause, now_s:
     return _is_enough(job, member, takers.spares)
 
 
+def has_enough(job: JobState, member: Member, takers: Takers) -> bool:
+    """Return whether an interrupted job has workers for all ranks, and enough pods, without this one."""
+    is_above = takers.num_kept + len(takers.spares) >= job.settings.minimum_replicas
+    return is_above and _is_enough(job, member, takers.spares)
+
+
 def _is_doubted(job: JobState, uid: str) -> bool:
     return job.health.is_doubted(uid) or uid in job.set_aside
 

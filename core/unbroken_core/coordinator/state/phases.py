@@ -155,8 +155,10 @@ class Running:
     """Since when pods are ready for ranks that are missing; None while there are none."""
     may_grow_again_s: float = -math.inf
     """When it may be tried again to find a common step to grow after; inf: not in this iteration."""
-    may_suspect_again_s: float = -math.inf
-    """When ranks may be led to a common step again for a suspicion; -inf: none was sought in vain."""
+    stayed_s: Mapping[str, float] = field(default_factory=dict)
+    """When ranks stayed although their pod is suspect, as no common step was found; by its uid."""
+    is_held: bool = False
+    """Whether workers wait after a step, as an earlier coordinator has ordered, and have no order since."""
     released_s: float = -math.inf
     """When ranks that may have stood after a step were last told to go on; -inf: never."""
 

@@ -70,12 +70,13 @@ def read_groups() -> Groups:
         return Groups()
     try:
         states = _states(world)
-        is_counted = default is None or any(each.name == str(world.pg_names[default]) for each in states)
-        return Groups(sequence if is_counted else -1, num_groups, states)
+        begun = {state.name: state.begun for state in states}
+        return Groups(sequence if default is None else begun.get(str(world.pg_names[default]), -1), num_groups, states)
     except Exception as error:
         # Another torch than the ones that this was written for must not cost the place where the thread stands.
         logger.warning("collectives not read: error=%r", error)
-        return Groups(sequence, num_groups)
+        # That of gloo counts each send and recv as well.
+        return Groups(-1 if "gloo" in str(world.pg_map) else sequence, num_groups)
 
 
 def _states(world: Any) -> tuple[GroupState, ...]:

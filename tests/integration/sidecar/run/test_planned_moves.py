@@ -28,6 +28,18 @@ def made_by(folder: Path, rank: int, iteration: int) -> list[int]:
     return [step for made_in, step in steps_of(folder, rank) if made_in == iteration]
 
 
+def observe(job: Any, leaving: str | None) -> None:
+    """Tell the rendezvous, as the operator does, which pod is to leave."""
+    seen = {
+        pod["uid"]: PodObservation(
+            pod["pod"], pod["node"], (), gone=Cause.POD_LEAVING if pod["pod"] == leaving else None
+        )
+        for pod in job.status()["pods"]
+    }
+    operator = derive_token(job.private("job-key").read_text(), Kind.OPERATOR, job.uid)
+    assert job.request("/v1/observation", operator, data=wire.encode(Observation(seen)).encode())[0] == 204
+
+
 @pytest.mark.timeout(200)
 def test_pods_that_are_to_leave_give_their_ranks_away_after_a_step_that_all_have_saved(
     start_job: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -42,21 +54,11 @@ def test_pods_that_are_to_leave_give_their_ranks_away_after_a_step_that_all_have
     def pod_of(rank: int) -> str:
         return next(str(pod["pod"]) for pod in job.status()["pods"] if pod["ranks"] == [rank])
 
-    def observe(leaving: str | None) -> None:
-        seen = {
-            pod["uid"]: PodObservation(
-                pod["pod"], pod["node"], (), gone=Cause.POD_LEAVING if pod["pod"] == leaving else None
-            )
-            for pod in job.status()["pods"]
-        }
-        operator = derive_token(job.private("job-key").read_text(), Kind.OPERATOR, job.uid)
-        assert job.request("/v1/observation", operator, data=wire.encode(Observation(seen)).encode())[0] == 204
-
     wait_trained(0)
     cordoned = pod_of(1)
-    observe(leaving=cordoned)
+    observe(job, leaving=cordoned)
     wait_trained(1)
-    observe(leaving=None)
+    observe(job, leaving=None)
     deleted = pod_of(0)
     job.part_of_pod("unbroken.launch", deleted).send_signal(signal.SIGTERM)
     wait_trained(2)
@@ -71,6 +73,27 @@ def test_pods_that_are_to_leave_give_their_ranks_away_after_a_step_that_all_have
     for rank in range(2):
         made = [step for _iteration, step in steps_of(tmp_path, rank)]
         assert made == list(range(1, len(made) + 1))
+
+
+@pytest.mark.timeout(300)
+def test_ranks_that_stand_for_a_move_go_on_where_a_new_rendezvous_knows_of_none(
+    start_job: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Seen before: all stood until the drain time was over, while the job was said to run."""
+    shape = ("--pods", "2", "--spares", "1", "--last-call", "60", "--drain-timeout", "3000")
+    job = start_job(*shape, workload="wrapped", command=[str(WORKLOAD)])
+    job.wait_for(lambda: all(len(made_by(tmp_path, rank, 0)) > 2 for rank in range(2)), "two ranks")
+    (tmp_path / "hold-0").touch()
+    observe(job, leaving=next(str(pod["pod"]) for pod in job.status()["pods"] if pod["ranks"] == [1]))
+    job.wait_for(lambda: "move after step" in job.status()["message"], "ranks that stand")
+    (rendezvous,) = job.parts("unbroken.rendezvous")
+    rendezvous.kill()
+    job.wait_for(lambda: {part.pid for part in job.parts("unbroken.rendezvous")} - {rendezvous.pid}, "a new rendezvous")
+    (tmp_path / "hold-0").unlink()
+    assert job.complete() == 0
+    assert "fault 1" not in job.text()
+    made = [[step for _iteration, step in steps_of(tmp_path, rank)] for rank in range(2)]
+    assert made == [list(range(1, len(made[0]) + 1))] * 2
 
 
 @pytest.mark.timeout(200)

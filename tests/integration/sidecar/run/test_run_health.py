@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from tests.devices import Gpus, System, compile_library
 
-from .test_planned_moves import WORKLOAD, made_by
+from .test_planned_moves import WORKLOAD, made_by, steps_of
+from .test_run_inject import inject
 
 PODS = ("digits-0", "digits-1", "digits-2")
 
@@ -64,3 +65,35 @@ def test_ranks_of_a_lost_gpu_move_to_a_spare_after_a_step_and_status_says_what_w
     assert job.complete() == 0
     for each in gpus.values():
         each.close()
+
+
+@pytest.mark.timeout(400)
+def test_ranks_of_a_suspect_pod_stay_there_where_the_spare_is_lost_as_they_move(
+    start_job: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen before: the job waited for another pod for timeouts.startupSeconds, and failed without one."""
+    monkeypatch.setenv("UNBROKEN_WATCH_DELAY", "0")
+    monkeypatch.setenv("UNBROKEN_WATCH_ROOT", str(System(tmp_path / "root").root))
+    options = ("--pods", "2", "--spares", "1", "--last-call", "60", "--health", "Act", "--allow-faults")
+    limits = ("--heartbeat-timeout", "12", "--startup-timeout", "3000", "--max-replacements", "0")
+    job = start_job(*options, *limits, "--job", "digits", workload="wrapped", command=[str(WORKLOAD)])
+    job.wait_for(lambda: all(len(made_by(tmp_path, rank, 0)) > 2 for rank in range(2)), "two ranks")
+    job.wait_for(lambda: (job.status().get("health") or {}).get("num_pods") == len(PODS), "a word of every watch")
+    (spare,) = [str(pod["pod"]) for pod in job.status()["pods"] if not pod["ranks"]]
+    frozen = [job.part_of_pod(part, spare) for part in ("unbroken.agent", "unbroken.launch")]
+    for part in frozen:
+        part.suspend()
+    done = inject(job, "--fault", "check", "--check", "scratch", "--rank", "1", "--seconds", "900", "--yes")
+    assert done.returncode == 0, done.stderr
+
+    def made_last() -> int:
+        return max((iteration for iteration, _step in steps_of(tmp_path, 0)), default=0)
+
+    job.wait_for(lambda: made_last() > 0 and len(made_by(tmp_path, 1, made_last())) > 2, "a second iteration")
+    holders = {pod["pod"] for pod in job.status()["pods"] if pod["ranks"]}
+    assert holders == set(PODS) - {spare}
+    for part in frozen:
+        part.kill()
+    assert job.complete() == 0
+    made = [[step for _iteration, step in steps_of(tmp_path, rank)] for rank in range(2)]
+    assert made == [list(range(1, len(made[0]) + 1))] * 2

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from unbroken.watch import extensions
-from unbroken.watch.checks.check import Check, Judgement
+from unbroken.watch.checks.check import Check, Judgement, not_checked
 from unbroken.watch.extensions import MAX_EXTENSIONS, Extensions
 from unbroken.watch.lane import Lane
+from unbroken.watch.watch import Board
 from unbroken_core.protocol import wire
-from unbroken_core.vocabulary.findings import Finding, Health, Verdict
+from unbroken_core.vocabulary.findings import MAX_FINDINGS, Finding, Health, Verdict
 
 WELL = Finding("fans", "", Verdict.OK)
 BAD = Finding("fans", "", Verdict.SUSPECT, "slow")
@@ -165,3 +166,16 @@ def test_long_texts_are_cut_and_the_finding_counts(load: Load, monkeypatch: pyte
     long = replace(BAD, entity="e" * 1000, message="m" * 100_000)
     (finding,) = run_once(load, monkeypatch, lambda _history, _sample: Judgement((long,), None))
     assert finding == replace(BAD, entity="e" * 128, message="m" * 300)
+
+
+def test_a_check_that_floods_hides_neither_what_others_found_nor_what_nobody_could_look_at() -> None:
+    """Seen before: 64 findings of one check, and the status no longer said that GPUs were not checked."""
+    board = Board(lambda: None)
+    board.put("fans", tuple(replace(BAD, entity=f"fan {number:02}") for number in range(MAX_FINDINGS)))
+    board.put("gpu", (not_checked("gpu", "no driver"),))
+    link = Finding("network", "eth0", Verdict.SUSPECT, "link-down")
+    board.put("network", (Finding("network", "", Verdict.OK), link, not_checked("network", "eth1: no answer")))
+    health = board.health()
+    assert (len(health.findings), health.num_dropped) == (MAX_FINDINGS, 4)
+    told = {(each.check, each.code) for each in health.findings if each.check != "fans"}
+    assert told == {("gpu", "not-told"), ("network", "link-down"), ("network", "not-told")}

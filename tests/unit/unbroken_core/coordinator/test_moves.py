@@ -62,6 +62,14 @@ def order_of(actions: list[Action]) -> Halt:
     return order
 
 
+def take_over(bench: MovingBench, gone: Cause | None) -> list[Action]:
+    """Let a new rendezvous take the job over."""
+    plans = {uid[4:]: member.plan for uid, member in bench.coordinator._job.members.by_uid.items()}
+    bench.coordinator = Coordinator(SETTINGS, bench.now_s, 2, 0)
+    bench.observe(gone)
+    return [action for pod in plans for action in bench.join(pod, plan=plans[pod], term=1)]
+
+
 def test_planned_move_waits_until_all_ranks_stand_after_one_step_and_have_saved() -> None:
     """Nobody is interrupted before; then the spare takes the ranks."""
     bench = MovingBench()
@@ -228,22 +236,43 @@ def test_new_rendezvous_begins_the_move_again_where_it_takes_a_job_over() -> Non
     bench = MovingBench()
     first = order_of(bench.report("p0", is_leaving=True))
     bench.answer("p0", first, 5, 5, is_held=True)
-    plans = {uid[4:]: member.plan for uid, member in bench.coordinator._job.members.by_uid.items()}
-    bench.coordinator = Coordinator(SETTINGS, bench.now_s, 2, 0)
-    bench.observe(Cause.POD_LEAVING)
-    actions = [action for pod in plans for action in bench.join(pod, plan=plans[pod], term=1)]
+    actions = take_over(bench, Cause.POD_LEAVING)
     again = order_of(actions)
     assert bench.status().phase is JobPhase.RUNNING
     assert (again.term, again.step) == (2, 0)
     assert not sent(actions, Interrupt)
 
 
+def test_new_rendezvous_lets_ranks_go_on_that_stand_for_a_move_which_is_none_any_more() -> None:
+    """Seen before: they stood until timeouts.drainSeconds were over, in a job that was said to run."""
+    bench = MovingBench()
+    first = order_of(bench.observe(Cause.POD_LEAVING))
+    bench.answer("p0", first, 5, 5, is_held=True)
+    released = order_of(take_over(bench, None))
+    assert (released.term, released.step) == (2, NO_STEP)
+    assert bench.status().phase is JobPhase.RUNNING
+    # One that was in a step stands later, as its agent has the old order: it is let go then. Who has said so already
+    # is told the same once more, which its agent ignores.
+    late = sent(bench.answer("p1", first, 6, 6, is_held=True), Halt)
+    assert late == {"p1": released}
+    # What comes later is no answer to the order of the next move.
+    again = order_of(bench.observe(Cause.POD_LEAVING))
+    assert again.number > released.number
+
+
+def test_agent_that_missed_the_end_of_a_move_hears_it_when_it_comes_back() -> None:
+    bench = MovingBench()
+    first = order_of(bench.observe(Cause.POD_LEAVING))
+    bench.answer("p1", first, 5, 5, is_held=True)
+    bench.step(AgentDisconnected(bench.sessions["p1"]))
+    released = order_of(bench.observe(None))
+    plan = bench.coordinator._job.members.by_uid["uid-p1"].plan
+    assert sent(bench.join("p1", plan=plan, term=1), Halt) == {"p1": released}
+
+
 def test_adopted_job_of_older_agents_gives_the_leaving_pods_ranks_away_at_once() -> None:
     bench = MovingBench(can_halt=False)
-    plans = {uid[4:]: member.plan for uid, member in bench.coordinator._job.members.by_uid.items()}
-    bench.coordinator = Coordinator(SETTINGS, bench.now_s, 2, 0)
-    bench.observe(Cause.POD_LEAVING)
-    actions = [action for pod in plans for action in bench.join(pod, plan=plans[pod], term=1)]
+    actions = take_over(bench, Cause.POD_LEAVING)
     assert sent(actions, Interrupt)["p1"].cause is Cause.POD_LEAVING
 
 

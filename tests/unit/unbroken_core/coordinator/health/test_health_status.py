@@ -27,6 +27,7 @@ def test_no_pod_hides_what_others_have_found() -> None:
     health = health_of(bench)
     pods = [item.pod for item in health.findings]
     assert (len(pods), pods[-1], health.num_findings) == (MAX_FINDINGS, "p1", MAX_FINDINGS + 1)
+    assert "; and 62 more findings" in nodes_healthy(health).message
 
 
 @pytest.mark.parametrize("is_slow", [False, True])

@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from tests.unit.unbroken_core.coordinator.test_coordinator import READY, RUNNING, sent
+from tests.unit.unbroken_core.coordinator.test_coordinator import READY, RUNNING, ranks, sent
 from tests.unit.unbroken_core.coordinator.test_moves import order_of
 
-from unbroken_core.protocol.messages import NO_STEP, Activity, Fault, Halt, Interrupt
+from unbroken_core.coordinator.events import AgentDisconnected
+from unbroken_core.protocol.messages import NO_STEP, Activity, Fault, Halt, Interrupt, Plan
 from unbroken_core.protocol.settings import Timeouts
+from unbroken_core.recovery.health import BREAKER_S
 from unbroken_core.vocabulary.findings import Finding
 from unbroken_core.vocabulary.reasons import Cause, Doing, JobPhase, Rung
 
@@ -111,6 +113,22 @@ def test_a_suspicion_moves_ranks_at_once_where_twice_no_common_step_was_found() 
     assert "timeouts.drainSeconds" in interrupt.detail
 
 
+@pytest.mark.parametrize("pod", ["p0", "p1"])
+def test_a_suspicion_that_comes_after_another_one_is_over_waits_as_well(pod: str) -> None:
+    """Seen before: only the first one of an iteration did, however long ago it was; all others cost a checkpoint."""
+    bench, _order = halted(DOWN)
+    bench.live(LIMITS.drain_s + 1.0)
+    bench.find("p0")
+    bench.live(BREAKER_S)
+    other = "p1" if pod == "p0" else "p0"
+    order = order_of(bench.find(pod, DOWN))
+    bench.answer(other, order, 50, 50, is_held=True)
+    bench.answer(pod, order, 50, 50)
+    assert [halt.step for halt in sent(bench.live(LIMITS.drain_s + 1.0), Halt).values()] == [NO_STEP, NO_STEP]
+    assert f"those of {pod} stay for now" in bench.status().message
+    assert bench.status().recoveries == ()
+
+
 def test_what_is_fatal_does_not_wait_for_another_try() -> None:
     bench, _order = halted(LOST)
     assert sent(bench.live(LIMITS.drain_s + 1.0), Interrupt)["p1"].pod == "p0"
@@ -147,3 +165,26 @@ def test_ranks_leave_a_suspect_pod_and_one_that_is_deleted_after_the_same_step()
     bench.all_are(RUNNING, 1, "p2", "p3")
     (recovery,) = bench.status().recoveries
     assert sorted(recovery.replaced_by) == ["p2", "p3"]
+
+
+@pytest.mark.parametrize("is_planned", [False, True], ids=["before the plan", "after it"])
+@pytest.mark.parametrize("finding", [DOWN, LOST], ids=["suspect", "fatal"])
+def test_a_pod_that_is_only_suspected_has_its_ranks_again_where_who_took_them_is_lost(
+    finding: Finding, is_planned: bool
+) -> None:
+    """Seen before: a job with a sound pod in readiness waited for another one, and failed without it."""
+    bench = WatchedBench(ACT)
+    bench.move(bench.find("p0", finding))
+    if is_planned:
+        bench.all_are(READY, 0, "p0", "p1")
+    bench.step(AgentDisconnected(bench.sessions.pop("p2")))
+    bench.live(6.0)
+    plans = sent(bench.all_are(READY, int(is_planned), "p0", "p1"), Plan)
+    held = {pod: ranks(plan) for pod, plan in plans.items()}
+    assert held == ({"p0": [0, 1], "p1": [2, 3]} if finding is DOWN else {})
+    if finding is not DOWN:
+        return
+    bench.all_are(RUNNING, 1 + is_planned, "p0", "p1")
+    assert bench.status().phase is JobPhase.RUNNING
+    again = bench.join("p3")
+    assert sorted(sent(again, Halt)) == ["p0", "p1"], "they move once somebody can take them"
