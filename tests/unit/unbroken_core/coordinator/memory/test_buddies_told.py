@@ -302,16 +302,16 @@ def test_a_step_of_which_a_part_was_lost_with_the_pod_that_saved_it_costs_no_sav
     actions = bench.see_gone(PODS[0])
     actions += bench.all_are(WorkerPhase.READY, 0, *PODS[1:])
     actions += bench.all_are(WorkerPhase.RUNNING, 1, *PODS[1:])
-    now = told | bench.buddies(actions + bench.tick(1.1)) | bench.settle()
+    news = told | bench.buddies(actions + bench.tick(1.1)) | bench.settle()
 
     memory = bench.status().memory
     assert memory is not None
     assert memory.complete_step == 20, "its copy is left"
-    assert pinned({pod: now[pod] for pod in PODS[1:]}) == {((0, 1, 10, 4), None)}
+    assert pinned({pod: news[pod] for pod in PODS[1:]}) == {((0, 1, 10, 4), None)}
     # What all ranks save next is copied at once.
-    bench.save(1, 30, {pod: replace(one, owners=()) for pod, one in now.items()}, *PODS[1:])
+    bench.save(1, 30, {pod: replace(one, owners=()) for pod, one in news.items()}, *PODS[1:])
     assert {one.next_protected for one in bench.settle().values()} == {(1, 1, 30, 4)}
-    bench.save(1, 30, now, *PODS[1:])
+    bench.save(1, 30, news, *PODS[1:])
     bench.settle()
     memory = bench.status().memory
     assert memory is not None
