@@ -36,7 +36,8 @@ def settle_copies(job: JobState, now_s: float) -> float:
 def _settle_pins(job: JobState, now_s: float) -> float:
     copying = job.copying
     if copying.pins_due_s is None:
-        if job.checkpoints.version == copying.pins_version or not copying.arrangement.rings:
+        is_any = copying.arrangement.rings or copying.safe or copying.next
+        if job.checkpoints.version == copying.pins_version or not is_any:
             return math.inf
         copying.pins_due_s = now_s + min(_PIN_S_PER_POD * len(job.members.by_uid), _MOST_PIN_S)
     if now_s < copying.pins_due_s:

@@ -159,6 +159,9 @@ class CopyRings:
         complete, copied = table.newest_complete(), self.arrangement.holders
         if self.next is not None and not table.may_be_protected(self.next, copies, copied):
             self.next = None
+        if not self.arrangement.rings:
+            # Nothing will be protected after it: it would only stand in the way of all saves to come.
+            self.safe = None
         if not self.arrangement.is_whole or table.copy_problem():
             self.next = None
         elif (

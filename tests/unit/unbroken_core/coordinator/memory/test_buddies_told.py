@@ -331,6 +331,29 @@ def test_a_step_is_protected_though_a_pod_that_saved_a_part_of_it_is_lost_once_e
     assert not table.may_be_protected(key._replace(step=11), 1, {f"uid-{pod}" for pod in PODS})
 
 
+def test_a_pod_without_any_other_keeps_no_step_for_copies() -> None:
+    """Seen before: all its saves were skipped for half a minute, and seven of eight from then on."""
+    bench = CopyBench(replace(SETTINGS, replicas=2, ranks_per_pod=2, min_replicas=1, spares=0))
+    told = bench.run_job(*PODS[:2])
+    bench.save(0, 10, told, *PODS[:2])
+    bench.settle()
+    before = {pod: bench.held[pod] for pod in PODS[:2]}
+    bench.save(0, 20, {pod: replace(one, owners=()) for pod, one in told.items()}, *PODS[:2])
+    for pod in PODS[:2]:
+        now = bench.held[pod]
+        both = replace(now, holdings=now.holdings + before[pod].holdings, copies=before[pod].copies)
+        bench.tell(pod, both)
+    assert len(pinned(bench.settle())) == 1
+    copying = bench.coordinator._job.copying
+    assert copying.safe is not None
+    assert copying.next is not None
+
+    actions = bench.tell(PODS[1], replace(bench.held[PODS[1]], port=0, host=""))
+    news = bench.buddies(actions + bench.tick(1.1)) | bench.settle()
+
+    assert (news[PODS[0]].protected, news[PODS[0]].next_protected, news[PODS[0]].keepers) == (None, None, ())
+
+
 def test_nothing_waits_for_a_step_that_cannot_be_copied() -> None:
     bench = CopyBench()
     told = bench.run_job(*PODS)
