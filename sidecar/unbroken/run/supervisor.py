@@ -41,6 +41,8 @@ _LAST_LOOK_S = 2.0
 """How long a run that is told to end waits for its last status."""
 _GRACE_S = 10.0
 """How long a part may take to end, beyond the termination grace."""
+_UNRANKED_S = 20.0
+"""How long a pod without ranks may go on once the job is over: nobody has trained in it."""
 
 
 class Supervisor:
@@ -323,11 +325,18 @@ class Supervisor:
         """Wait for the launchers, which end by themselves after the job, once their workers have."""
         timeouts = self._options.settings.timeouts
         limit_s = ending_limit_s(timeouts) + timeouts.termination_grace_s + _GRACE_S
-        alive = [pod.launcher.ended for pod in self._pods if pod.launcher is not None and pod.launcher.is_alive]
-        until_s = time.monotonic() + limit_s
-        while alive and time.monotonic() < until_s and self._num_interrupts == 0:
+        told = () if self._status is None else self._status.pods
+        ranked, now_s = {pod.uid for pod in told if pod.ranks}, time.monotonic()
+        until_s = {
+            pod.launcher.ended: now_s + (limit_s if pod.uid in ranked else min(limit_s, _UNRANKED_S))
+            for pod in self._pods
+            if pod.launcher is not None and pod.launcher.is_alive
+        }
+        alive = list(until_s)
+        while alive and self._num_interrupts == 0:
             _, waiting = await asyncio.wait(alive, timeout=0.5)
-            alive = list(waiting)
+            # A pod that stands still, or that woke up in an iteration which is over, would hold all up for minutes.
+            alive = [ended for ended in waiting if time.monotonic() < until_s[ended]]
 
     def _failed_code(self) -> int:
         """Return the exit code of the first pod that says why the job has failed."""

@@ -71,6 +71,21 @@ def test_job_is_not_complete_while_a_process_goes_on_after_the_training(start_jo
 
 
 @pytest.mark.timeout(200)
+def test_a_spare_that_stands_still_does_not_keep_a_complete_job_from_ending(start_job: Start) -> None:
+    """Seen before: `unbroken run` waited for such a pod for ten minutes."""
+    ends = json.dumps({"0": "wait"})
+    job = start_job("--pods", "1", "--spares", "1", workload="wrapped", command=[str(WORKLOAD), ends])
+    job.wait_for(lambda: job.status()["phase"] == "ending", "the end of the training")
+    (spare,) = [pod["pod"] for pod in job.status()["pods"] if not pod["ranks"]]
+    launcher = job.part_of_pod("unbroken.launch", spare)
+    for part in (launcher, *launcher.children(recursive=True)):
+        part.suspend()
+    assert job.complete() == 0
+    assert "complete: the only rank completed" in job.text()
+    assert not launcher.is_running()
+
+
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     ("script", "text"),
     [
