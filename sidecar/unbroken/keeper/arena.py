@@ -242,7 +242,8 @@ class Arena:
         descriptor = self._folders.get(folder)
         if descriptor is None:
             return []
-        with os.scandir(descriptor) as entries:
+        # Not the descriptor itself: all threads would share how far it is read, and one find nothing beside another.
+        with os.scandir(f"/proc/self/fd/{descriptor}") as entries:
             return sorted(entry.name for entry in itertools.islice(entries, 4 * MAX_COPY_SLOTS))
 
     def _slots_in(self, folder: str) -> list[Path]:

@@ -1,14 +1,17 @@
 """A pod was lost, and its copies stay until a newer step is protected: those of its successor need room beside them."""
 
+import itertools
+import os
 import secrets
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import pytest
 from tests.integration.memory.copying import JOB, CopyPod, make_pods
 
+from unbroken.keeper.arena import COPIES
 from unbroken.keeper.copies import Copies, NotKeptError
 from unbroken.keeper.reading import ReadLock
 from unbroken_core.pod.memory_messages import NoRoom, Reserved
@@ -145,3 +148,24 @@ def test_what_was_given_up_is_told_before_the_room_is_used(make: Callable[[int],
     assert told == []
     keep(pod, "successor", 10)
     assert told == [[6, 9]]
+
+
+def test_a_thread_finds_all_copies_while_another_one_looks_for_them(
+    make: Callable[[int], CopyPod], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen before: for a moment a pod told that it had no copies, and counted none of them towards its limit."""
+    pod, found, scan = make(5), list[list[str]](), os.scandir
+    keep(pod, "lost", 6)
+    used, names = pod.arena.used_bytes(), pod.arena.names_in(COPIES)
+
+    @contextmanager
+    def scan_twice(folder: str) -> Iterator[Iterator[os.DirEntry[str]]]:
+        with scan(folder) as entries:
+            first = next(entries)
+            monkeypatch.setattr(os, "scandir", scan)
+            found.append(pod.arena.names_in(COPIES))
+            yield itertools.chain([first], entries)
+
+    monkeypatch.setattr(os, "scandir", scan_twice)
+    assert pod.arena.used_bytes() == used
+    assert found == [names]
