@@ -6,6 +6,7 @@ The limits are for machines that are busy with other things; nobody waits that l
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -26,6 +27,14 @@ def wait_until(
             pytest.fail(f"want {what} within {limit_s:g} s, got {found!r}\n{describe()}")
         time.sleep(_POLL_S)
     return found
+
+
+def inode_of(path: Path) -> int | None:
+    """Return what tells a file from others that come in its place; None while there is none of this name."""
+    try:
+        return path.lstat().st_ino
+    except FileNotFoundError:
+        return None
 
 
 async def eventually(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.waiting import eventually
+from tests.waiting import eventually, inode_of
 
 from unbroken.agent.adapters.local_server import LocalServer
 from unbroken.agent.decisions.events import Event, WorkerAttached, WorkerReported
@@ -104,12 +104,15 @@ async def _until(is_so: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def _listen_instead(path: Path) -> socket.socket:
-    path.unlink()
+def _listen_instead(path: Path) -> tuple[socket.socket, int]:
+    """Return the socket, and the inode of its file: the agent may put its own there at once."""
+    aside = path.with_name("other.sock")
     other = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    other.bind(str(path))
+    other.bind(str(aside))
     other.listen()
-    return other
+    inode = aside.lstat().st_ino
+    aside.replace(path)
+    return other, inode
 
 
 def _put_folder(path: Path) -> None:
@@ -124,7 +127,7 @@ def _lead_elsewhere(path: Path) -> None:
 
 BLOWS: dict[str, Callable[[Path], socket.socket | None]] = {
     "removed": Path.unlink,
-    "another socket": _listen_instead,
+    "another socket": lambda path: _listen_instead(path)[0],
     "a folder": _put_folder,
     "a link": _lead_elsewhere,
 }
@@ -197,9 +200,9 @@ def test_a_worker_killed_after_the_socket_was_taken_comes_back_by_the_process_ru
     before = job.wait_started(0, 2)
     pod = next(pod["pod"] for pod in job.status()["pods"] if pod["ranks"] == [1])
     path = Path(job.part_of_pod("unbroken.agent", pod).environ()["UNBROKEN_DIR"]) / "agent.sock"
-    with _listen_instead(path) as other:
-        inode = path.lstat().st_ino
-        job.wait_for(lambda: path.exists() and path.lstat().st_ino != inode, "a socket of the agent's own")
+    other, inode = _listen_instead(path)
+    with other:
+        job.wait_for(lambda: inode_of(path) not in (None, inode), "a socket of the agent's own")
         os.kill(before[1], signal.SIGKILL)
         after = job.wait_started(1, 2)
         assert other.fileno() != -1
