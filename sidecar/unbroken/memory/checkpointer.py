@@ -114,6 +114,8 @@ class Checkpointer:
         self._refuse_another(arena, self._place, state)
         result = arena.write(self._place, step, self._reader.read(state))
         if isinstance(result, Skipped):
+            if self._handover is not None and is_for_disk:
+                self._handover.skipped()
             return self._skip(step, result.reason)
         if self._handover is not None and is_for_disk:
             problem = self._handover.offer(self._place, arena, step, self._reader.names)

@@ -33,6 +33,9 @@ _QUICK_S, _MOST_QUICK = 60.0, 3
 _KEEP_S = 5.0
 """How long a slot is not written that waits for its process, as one whose process waits for other ranks: those that are
 quicker skip their saves meanwhile."""
+_APART_S = _KEEP_S + 1.0
+"""Longer than a slot is kept for ranks that write another step, with what they differ by."""
+_MOST_APART = 1024
 INTRUDED = "another job has begun in this folder since this one did; give each a folder of its own"
 
 
@@ -78,6 +81,12 @@ class Handover:
         self._loaded: int | None = None
         """The step that all ranks went back to, -1 for none; None before they have."""
         self._newest_due = -1
+        self._attempted = 0
+        """The last step of which it was asked whether it is due."""
+        self._num_attempts = 0
+        self._began_s = time.monotonic()
+        self._has_skipped = False
+        """Whether a step that was due has not been saved since the last that was."""
         self._due: _Due | None = None
         """What has not been ordered yet."""
         self._ordered: dict[int, _Child] = {}
@@ -97,6 +106,7 @@ class Handover:
         _Process.let_go()
         self._rank = place.rank
         self._newest, self._newest_due, self._loaded = 0, -1, None
+        self._attempted, self._num_attempts, self._began_s, self._has_skipped = 0, 0, time.monotonic(), False
         job = hashlib.sha256(os.environ.get("TORCHELASTIC_RUN_ID", "").encode()).hexdigest()[:32]
         epoch = Epoch(self._settings.folder.absolute(), job, place.iteration, place.term, secrets.randbits(62))
         self.intruder = ""
@@ -141,11 +151,32 @@ class Handover:
         return on_disk(self._begun, self._settings.interval, problem=self._problem, at_most=self._loaded)
 
     def is_due(self, step: int) -> bool:
-        """Return whether a step that is saved belongs on the disk: the first one in each interval that was saved."""
+        """Return whether a step that is saved belongs on the disk: the first one in each interval that was saved.
+
+        After one that was not saved, the first of so many saves that no rank is busy with one of its own any more:
+        ranks that each took their next one would write different steps, and none would be whole, again and again.
+        """
+        before, self._attempted = self._attempted, step
+        self._num_attempts += 1
         is_due = step // self._settings.every > self._newest // self._settings.every
+        if is_due and self._has_skipped:
+            stretch = self._saves_apart() * self._settings.saved_every
+            is_due = step // stretch > before // stretch
         if is_due:
             self._newest_due = step
         return is_due
+
+    def skipped(self) -> None:
+        """A step that was due is not in memory."""
+        self._has_skipped = True
+
+    def _saves_apart(self) -> int:
+        """Return how many saves take longer than a slot is kept for other ranks: a power of two, so alike on most."""
+        seconds = max(time.monotonic() - self._began_s, 0.0) / max(self._num_attempts, 1)
+        number = 1
+        while number * seconds < _APART_S and number < _MOST_APART:
+            number *= 2
+        return number
 
     def offer(self, place: WorkerInfo, arena: WorkerSlots, step: int, names: Names) -> str:
         """Order that a step which is in memory is written; return why it is not, "" if all is well.
@@ -153,7 +184,7 @@ class Handover:
         While the disk still takes the one before, the newest that is due waits for its turn: see `catch_up`.
         `names`: where each name lies in the state's dictionaries.
         """
-        epoch, self._newest = self._epoch, step
+        epoch, self._newest, self._has_skipped = self._epoch, step, False
         if epoch is None or (epoch.iteration, epoch.term) != (place.iteration, place.term):
             return f"step {step}: `load` was not called at the beginning of this iteration, or could not begin"
         before, problem = self._due, ""

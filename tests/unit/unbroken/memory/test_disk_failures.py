@@ -319,6 +319,40 @@ def test_the_interval_that_is_told_is_that_of_steps_that_are_saved(every: int, s
     assert max(after - before for before, after in pairwise([0, *due])) == interval
 
 
+@pytest.mark.parametrize(("step_s", "first", "apart"), [(0.1, 0, 1), (0.02, 0, 1), (1.0, 3, 2), (0.35, 0, 7)])
+def test_ranks_that_wrote_different_steps_soon_write_the_same(
+    monkeypatch: pytest.MonkeyPatch, step_s: float, first: int, apart: int
+) -> None:
+    """Seen before: each took its next step in turn, for the whole job, and no step on the disk was whole."""
+    now_s = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    ranks = [Handover(DiskSettings(Path("nowhere"), 10, 3)) for _ in range(3)]
+    slots: Any = None
+    busy_until_s, written = [0.0, 0.0, 0.0], [list[int](), list[int](), list[int]()]
+    # Of the second one a slot is kept for longer: it begins later.
+    busy_until_s[1] = 1000.0 + (10 + apart) * step_s
+    for step in range(first, 4000):
+        now_s[0] += step_s
+        for rank, one in enumerate(ranks):
+            if not one.is_due(step):
+                continue
+            if now_s[0] < busy_until_s[rank]:
+                one.skipped()
+                continue
+            one.offer(WorkerInfo(None, 0, 1, 0, rank, 3), slots, step, {})
+            written[rank].append(step)
+        for rank in range(3):
+            if written[rank] and written[rank][-1] == step:
+                is_common = all(steps and steps[-1] == step for steps in written)
+                busy_until_s[rank] = now_s[0] + (0.1 if is_common else 5.0 + 0.1 * rank)
+
+    common = set.intersection(*map(set, written))
+    assert common, [steps[:20] for steps in written]
+    # What comes after is written by all, or by none.
+    assert all(steps == sorted(common) for steps in ([s for s in one if s >= min(common)] for one in written))
+    assert len(common) > 10
+
+
 def test_a_folder_in_which_nothing_can_be_written_is_told_of_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
