@@ -36,7 +36,7 @@ def train(call: inprocess.CallWrapper) -> int:
     is_done = False
     while not is_done:
         while (FOLDER / f"hold-{rank}").exists():
-            time.sleep(STEP_S)
+            time.sleep(STEP_S)  # between two looks at the file, which alone ends the wait, or else the end of the job
         word = torch.tensor([float(step), float(step), float(rank == 0 and Path(os.environ["TEST_DONE"]).exists())])
         dist.all_reduce(word, dist.ReduceOp.MAX)
         assert word[0].item() == step, f"rank {rank} is at step {step}, another one at {word[0].item()}"

@@ -84,7 +84,8 @@ class Handover:
         self._attempted = 0
         """The last step of which it was asked whether it is due."""
         self._num_attempts = 0
-        self._began_s = time.monotonic()
+        self._began_s = 0.0
+        """When that was first asked, on the monotonic clock."""
         self._has_skipped = False
         """Whether a step that was due has not been saved since the last that was."""
         self._due: _Due | None = None
@@ -106,7 +107,7 @@ class Handover:
         _Process.let_go()
         self._rank = place.rank
         self._newest, self._newest_due, self._loaded = 0, -1, None
-        self._attempted, self._num_attempts, self._began_s, self._has_skipped = 0, 0, time.monotonic(), False
+        self._attempted, self._num_attempts, self._has_skipped = 0, 0, False
         job = hashlib.sha256(os.environ.get("TORCHELASTIC_RUN_ID", "").encode()).hexdigest()[:32]
         epoch = Epoch(self._settings.folder.absolute(), job, place.iteration, place.term, secrets.randbits(62))
         self.intruder = ""
@@ -157,6 +158,9 @@ class Handover:
         ranks that each took their next one would write different steps, and none would be whole, again and again.
         """
         before, self._attempted = self._attempted, step
+        if not self._num_attempts:
+            # What comes before the first save, such as a compilation, is not the pace of the others.
+            self._began_s = time.monotonic()
         self._num_attempts += 1
         is_due = step // self._settings.every > self._newest // self._settings.every
         if is_due and self._has_skipped:
@@ -172,7 +176,7 @@ class Handover:
 
     def _saves_apart(self) -> int:
         """Return how many saves take longer than a slot is kept for other ranks: a power of two, so alike on most."""
-        seconds = max(time.monotonic() - self._began_s, 0.0) / max(self._num_attempts, 1)
+        seconds = max(time.monotonic() - self._began_s, 0.0) / max(self._num_attempts - 1, 1)
         number = 1
         while number * seconds < _APART_S and number < _MOST_APART:
             number *= 2

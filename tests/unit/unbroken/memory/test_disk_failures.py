@@ -328,9 +328,10 @@ def test_ranks_that_wrote_different_steps_soon_write_the_same(
     monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
     ranks = [Handover(DiskSettings(Path("nowhere"), 10, 3)) for _ in range(3)]
     slots: Any = None
+    now_s[0] += 300.0  # until the first save
     busy_until_s, written = [0.0, 0.0, 0.0], [list[int](), list[int](), list[int]()]
     # Of the second one a slot is kept for longer: it begins later.
-    busy_until_s[1] = 1000.0 + (10 + apart) * step_s
+    busy_until_s[1] = now_s[0] + (10 + apart) * step_s
     for step in range(first, 4000):
         now_s[0] += step_s
         for rank, one in enumerate(ranks):
