@@ -143,6 +143,47 @@ _CPP_LOG = re.compile(
 """Lines of torch's C++ parts, and what those that use nanobind, as triton, say of themselves after a traceback."""
 
 
+_RANK = re.compile(rb"\[rank\d{1,9}\]: ?")
+"""Torch's, before each line of what ends a process."""
+_EXCEPTION = re.compile(rb"[A-Za-z_][\w.]*(:|$)")
+_MAX_BEHIND = 32
+"""Lines after an exception that may be the rest of its message, or what is said while a process ends."""
+_MAX_EXCEPTION_BYTES = 700
+
+
+class _LastWords:
+    """What a process said last: the exception of its traceback, and the last line.
+
+    The message of an exception may have several lines, of which the first says what it is, as torch's of an error of
+    CUDA; warnings of what is left may come behind it.
+    """
+
+    def __init__(self) -> None:
+        self._last_line = b""
+        self._exception = b""
+        self._num_behind = 0
+        self._is_in_traceback = False
+
+    def feed(self, line: bytes) -> None:
+        """Take a line that is not blank."""
+        text = line[found.end() :] if (found := _RANK.match(line)) else line
+        if _CPP_LOG.match(line) or not text.strip():
+            return
+        self._last_line = text.strip()
+        self._num_behind += 1
+        if text.startswith(b"Traceback (most recent call last):"):
+            self._is_in_traceback, self._exception = True, b""
+        elif self._is_in_traceback and _EXCEPTION.match(text):
+            self._is_in_traceback, self._exception, self._num_behind = False, self._last_line, 0
+
+    @property
+    def words(self) -> bytes:
+        """What it was; b"" where it has said nothing."""
+        if not self._exception or not 0 < self._num_behind <= _MAX_BEHIND:
+            return self._last_line
+        return self._exception[:_MAX_EXCEPTION_BYTES] + b" ... " + self._last_line
+
+
 class Stream:
     """One pipe of one worker."""
 
@@ -153,11 +194,15 @@ class Stream:
         self._log = log
         self._tap = tap
         self._line = b""
+        self._last_words = _LastWords()
         self.console = console
-        self.last_line = b""
-        """Last line that is not blank, and no message of C++ parts, which write at any time."""
         self.is_open = True
         log.open()
+
+    @property
+    def last_words(self) -> bytes:
+        """What may be why the process has ended; messages of C++ parts, which write at any time, are left out."""
+        return self._last_words.words
 
     def fileno(self) -> int:
         """Descriptor to select on."""
@@ -216,8 +261,7 @@ class Stream:
             for start in range(0, len(line) or 1, _MAX_LINE_BYTES):
                 text = line[start : start + _MAX_LINE_BYTES].translate(_UNPRINTABLE)
                 shown.append(self._prefix + text + b"\n")
-                if not text.isspace() and text and not _CPP_LOG.match(text):
-                    self.last_line = text
+                self._last_words.feed(text)
         self.console.put(b"".join(shown))
 
 

@@ -365,8 +365,8 @@ class Workers:
             stream.drain()
         process.error = read_error(error_path(self._config, worker.local_rank, process.incarnation))
         if not process.error and exit_code > 0:
-            # Most scripts write no error file; the last line of a traceback says it as well.
-            process.error = process.streams[-1].last_line.decode(errors="replace").strip()[:MAX_ERROR_CHARACTERS]
+            # Most scripts write no error file; their traceback says it as well.
+            process.error = process.streams[-1].last_words.decode(errors="replace")[:MAX_ERROR_CHARACTERS]
 
     def _doubt_fork(self, worker: LocalWorker, exit_code: int) -> None:
         """If the fork may be why a process failed, do not fork the next one."""

@@ -78,9 +78,49 @@ def test_console_shows_whole_lines_with_a_prefix(pipes: Pipes, pieces: list[byte
         ),
     ],
 )
-def test_last_line_is_that_of_the_traceback_whatever_cpp_parts_say_after_it(pipes: Pipes, after: bytes) -> None:
+def test_last_words_are_those_of_the_traceback_whatever_cpp_parts_say_after_it(pipes: Pipes, after: bytes) -> None:
     pipes.write(b"Traceback (most recent call last):\n  ...\nTypeError: train: no call\n", after)
-    assert pipes.stream.last_line == b"TypeError: train: no call"
+    assert pipes.stream.last_words == b"TypeError: train: no call"
+
+
+FRAMES = b'Traceback (most recent call last):\n  File "train.py", line 3, in train\n    step()\n'
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        pytest.param(
+            FRAMES + b"torch.AcceleratorError: CUDA error: device-side assert triggered\n"
+            b"CUDA kernel errors might be asynchronously reported at some other API call.\n"
+            b"Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n\n",
+            b"torch.AcceleratorError: CUDA error: device-side assert triggered ... "
+            b"Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
+            id="message of several lines",
+        ),
+        pytest.param(
+            b"".join(b"[rank3]: " + line + b"\n" for line in FRAMES.splitlines()) + b"[rank3]: ValueError: no\n",
+            b"ValueError: no",
+            id="with torch's rank",
+        ),
+        pytest.param(
+            FRAMES + b"KeyError: 'a'\n\nDuring handling of the above exception, another exception occurred:\n\n"
+            b"[step 3] loss=1\n" + FRAMES + b"KeyboardInterrupt\n",
+            b"KeyboardInterrupt",
+            id="of two the last one",
+        ),
+        pytest.param(FRAMES + b"ValueError: once\n" + b"loss=1\n" * 33 + b"end\n", b"end", id="logged long before"),
+        pytest.param(FRAMES, b"step()", id="cut short"),
+        pytest.param(b"\n \n", b"", id="nothing"),
+        pytest.param(
+            FRAMES + b"ValueError: " + b"x" * 900 + b"\nfix it\n",
+            b"ValueError: " + b"x" * 688 + b" ... fix it",
+            id="long",
+        ),
+    ],
+)
+def test_last_words_are_the_exception_and_the_last_line(pipes: Pipes, output: bytes, words: bytes) -> None:
+    pipes.write(output)
+    assert pipes.stream.last_words == words
 
 
 def test_very_long_line_is_cut_for_the_console_and_whole_in_the_file(pipes: Pipes) -> None:
