@@ -68,6 +68,9 @@ class ShardReader:
         signature += tuple((name, _types_in(one)) for name, one in objects.items())
         is_other = self._layout is None or signature != self._signature
         if self._layout is None or is_other:
+            for (name, *_), one in zip(signature, sources, strict=False):
+                # torch plans some of these since 2.15 only with an error of its own.
+                _plain(name, one)
             plan = planner.create_local_plan()
             self._layout, sources = _lay_out(plan, planner)
             refuse_unreadable(objects)
@@ -222,8 +225,9 @@ def _lay_out(plan: SavePlan, planner: SavePlanner) -> tuple[Layout, tuple[torch.
             data = data.to_local()
         if isinstance(data, torch.Tensor):
             data = unwrapped(data.detach())
-        if not isinstance(data, torch.Tensor) or about is None or not _is_plain(data):
-            raise TypeError(f"{item.index.fqn}: want a dense tensor with values, or a DTensor, got {_kind(data)}")
+        data = _plain(item.index.fqn, data)
+        if about is None:
+            raise TypeError(f"{item.index.fqn}: want what torch says of a tensor in its plan, got nothing")
         if tuple(data.shape) != tuple(about.chunk.sizes):
             raise TypeError(f"{item.index.fqn}: want a part of {tuple(about.chunk.sizes)}, got {tuple(data.shape)}")
         alias = first_at.setdefault(_memory_of(data, len(shapes)), len(shapes))
@@ -231,6 +235,13 @@ def _lay_out(plan: SavePlan, planner: SavePlanner) -> tuple[Layout, tuple[torch.
         shapes.append(Shape(item.index.fqn, data.dtype, tuple(about.size), offsets, sizes, alias))
         sources.append(data)
     return make_layout(tuple(shapes)), tuple(sources)
+
+
+def _plain(name: str, one: object) -> torch.Tensor:
+    """Return it. Raises TypeError unless its values are its bytes."""
+    if not isinstance(one, torch.Tensor) or not _is_plain(one):
+        raise TypeError(f"{name}: want a dense tensor with values, or a DTensor, got {_kind(one)}")
+    return one
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
