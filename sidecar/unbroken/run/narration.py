@@ -6,7 +6,7 @@ from unbroken_core.protocol.messages import JobStatus, Recovery
 from unbroken_core.recovery.account import ratios, ratios_text, shares_text, terms
 from unbroken_core.recovery.fault_words import other_texts, rest_text, takers_text
 from unbroken_core.recovery.health import finding_text
-from unbroken_core.vocabulary.findings import LOG_LINES, STRAGGLERS, Verdict
+from unbroken_core.vocabulary.findings import LOG_LINES, STRAGGLERS, WAS_SLOW, Verdict
 from unbroken_core.vocabulary.plurals import counted
 from unbroken_core.vocabulary.reasons import Cause, JobPhase
 
@@ -162,7 +162,8 @@ def _found(status: JobStatus | None) -> list[tuple[str, str, str, str]]:
     return [
         (each.pod, each.finding.check, each.finding.entity, finding_text(each.finding))
         for each in found
-        if each.finding.check in (LOG_LINES, STRAGGLERS) or each.finding.verdict in (Verdict.FATAL, Verdict.SUSPECT)
+        if each.finding.verdict in (Verdict.FATAL, Verdict.SUSPECT)
+        or (each.finding.check in (LOG_LINES, STRAGGLERS) and each.finding.code != WAS_SLOW)
     ]
 
 
