@@ -77,7 +77,11 @@ def _shown(found: Sequence[PodFinding], num_untold: int = 0) -> str:
 def _unchecked(health: HealthStatus) -> str:
     silent = dict.fromkeys(check for check, num_pods in health.unchecked if num_pods > 0)
     # Not everywhere is said of one that knows a part in one pod, and nothing in another.
-    names = [check for check in silent if check.removesuffix(IN_PART) not in silent or not check.endswith(IN_PART)]
+    names = [
+        f"{check.removesuffix(IN_PART)} (in part)" if check.endswith(IN_PART) else check
+        for check in silent
+        if check.removesuffix(IN_PART) not in silent or not check.endswith(IN_PART)
+    ]
     rest = len(names) - _MAX_CHECKS
     shown = ", ".join(names[:_MAX_CHECKS]) + (f" and {rest} more" if rest > 0 else "")
     return f"not checked everywhere: {shown}" if names else ""

@@ -21,8 +21,8 @@ No pod makes it."""
 
 NOT_TOLD = "not-told"
 """The code of what a check cannot say."""
-IN_PART = " (in part)"
-"""Follows the name of a check of which a part is known."""
+IN_PART = ".in-part"
+"""Follows the name of a check of which a part is known. A name as a status has them, and none that a check may have."""
 WATCH = "watch"
 """Of the watch itself: whether it runs."""
 
