@@ -32,13 +32,14 @@ from functools import partial
 from pathlib import Path
 
 from tests.devices import Gpus, System, compile_library
-from tests.simulation.test_preflight import fly
+from tests.simulation.test_preflight import BUSY_SHARE, SHORT_S, fly
 from tests.unit.unbroken_core.recovery.test_collectives import big_world
 from tests.unit.unbroken_core.recovery.test_hang_accuracy import told
 
 from footprint import TOKEN, answers, free_port, memory_mib, started, wait_for
 from unbroken.inprocess.state import FrozenState
 from unbroken.nvrx.inprocess.health_check import ChainedGPUHealthCheck, ChainedNVLHealthCheck
+from unbroken.preflight.options import PAIR_S
 from unbroken_core.protocol.settings import JobSettings, Timeouts
 from unbroken_core.protocol.wire import settings_to_json
 from unbroken_core.recovery.hangs import judge
@@ -309,9 +310,11 @@ def measure_hangs(num: int) -> Iterator[str]:
 
 def measure_preflights(num: int) -> Iterator[str]:
     """Fly preflights in virtual time."""
-    count = fly(256, 3, range(num))
-    text = f"{len(count.innocents)} innocents, {count.recall:.1%} of bad hosts, {count.longest_s:.0f} s at most"
-    yield f"preflight of 256 hosts, {num} seeds (want 0 innocents, 60 s): {text}"
+    for limit_s, busy_share in ((SHORT_S, 0.0), (PAIR_S, 0.0), (PAIR_S, BUSY_SHARE), (SHORT_S, BUSY_SHARE)):
+        count = fly(256, 3, range(num), limit_s=limit_s, busy_share=busy_share)
+        what = f"tests of {limit_s:g} s, {busy_share:.0%} of the hosts busy for a while, {num} seeds"
+        text = f"{len(count.innocents)} innocents, {count.recall:.1%} of bad hosts, {count.longest_s:.0f} s at most"
+        yield f"preflight of 256 hosts, {what} (want 0 innocents, 60 s): {text}"
 
 
 PARTS: dict[str, Callable[[int], Iterator[str]]] = {

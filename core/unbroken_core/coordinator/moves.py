@@ -198,7 +198,7 @@ def _larger_world(job: JobState, phase: Running, now_s: float) -> tuple[World | 
 def _lead(job: JobState, phase: Running, faults: Mapping[str, FaultRecord], until_s: float, now_s: float) -> Decision:
     """Lead all workers to one step."""
     move = phase.move or PlannedMove(now_s + job.settings.timeouts.drain_s)
-    move = replace(move, faults={uid: move.faults.get(uid, fault) for uid, fault in faults.items()})
+    move = replace(move, faults={uid: _newest(move.faults.get(uid, fault), fault) for uid, fault in faults.items()})
     phase = replace(phase, move=move)
     if now_s >= move.until_s:
         waited_s = job.settings.timeouts.drain_s
@@ -320,6 +320,12 @@ def _within_s(move: PlannedMove, now_s: float) -> float:
 
 def _depart(move: PlannedMove, detail: str) -> TakeFaults:
     return TakeFaults(tuple(_with_end(fault, detail) for fault in move.faults.values()))
+
+
+def _newest(known: FaultRecord, now: FaultRecord) -> FaultRecord:
+    """Return why a pod is to leave: the reason that was first, unless a slow one is known to be broken since."""
+    is_broken = (known.cause, now.cause) == (Cause.STRAGGLER, Cause.DEVICE_FAULT)
+    return replace(known, cause=now.cause, detail=now.detail) if is_broken else known
 
 
 def _with_end(fault: FaultRecord, how: str) -> FaultRecord:

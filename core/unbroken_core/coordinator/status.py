@@ -136,7 +136,7 @@ def _health_status(job: JobState, now_s: float) -> HealthStatus:
         table.num_telling,
         tuple(shown),
         len(found),
-        tuple(sorted(unchecked.items())[:MAX_FINDINGS]),
+        tuple(sorted(unchecked.most_common(MAX_FINDINGS))),
         table.blame.held[:MAX_DETAIL],
         len(job.paces.measured),
     )

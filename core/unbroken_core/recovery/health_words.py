@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from unbroken_core.protocol.messages import HealthStatus, PodFinding
 from unbroken_core.recovery.health import finding_text
-from unbroken_core.vocabulary.findings import IN_PART, LOG_LINES, STRAGGLERS, Verdict
+from unbroken_core.vocabulary.findings import IN_PART, LOG_LINES, STRAGGLERS, WAS_SLOW, Verdict
 from unbroken_core.vocabulary.plurals import counted
 from unbroken_core.vocabulary.reasons import Reason
 
@@ -47,18 +47,21 @@ def nodes_healthy(health: HealthStatus | None) -> Saying:
 
 def straggling(health: HealthStatus | None) -> Saying:
     """Say which ranks hold all others up, once workers have said how busy they are, or log rules what is slow."""
-    slow = [] if health is None else [item for item in health.findings if item.finding.check in _SLOW]
+    told = [] if health is None else [item for item in health.findings if item.finding.check in _SLOW]
+    slow = [item for item in told if item.finding.code != WAS_SLOW]
+    spared = [item for item in told if item.finding.code == WAS_SLOW]
+    last_choice = f"the last choice for ranks: {_shown(spared)}" if spared else ""
     if health is not None and slow:
         is_held = any(item.finding.verdict in _FAULTS for item in slow)
-        return Saying(True, Reason.RANKS_SLOW, _joined(_shown(slow), health.held if is_held else ""))
+        return Saying(True, Reason.RANKS_SLOW, _joined(_shown(slow), health.held if is_held else "", last_choice))
     if health is not None and health.num_paced:
         text = f"no rank was busy longer than usual in its stage, of {counted(health.num_paced, 'rank')} in a window"
-        return Saying(False, Reason.PACE_EVEN, text)
+        return Saying(False, Reason.PACE_EVEN, _joined(text, last_choice))
     text = (
         "no worker says how busy it is: health.stragglers.mode is Off, the iteration is young, or the script cannot be "
         "measured (docs/health.md)"
     )
-    return Saying(None, Reason.PACE_NOT_MEASURED, text)
+    return Saying(None, Reason.PACE_NOT_MEASURED, _joined(text, last_choice))
 
 
 def _joined(*parts: str) -> str:
@@ -74,7 +77,11 @@ def _shown(found: Sequence[PodFinding], num_untold: int = 0) -> str:
 def _unchecked(health: HealthStatus) -> str:
     silent = dict.fromkeys(check for check, num_pods in health.unchecked if num_pods > 0)
     # Not everywhere is said of one that knows a part in one pod, and nothing in another.
-    names = [check for check in silent if check.removesuffix(IN_PART) not in silent or not check.endswith(IN_PART)]
+    names = [
+        f"{check.removesuffix(IN_PART)} (in part)" if check.endswith(IN_PART) else check
+        for check in silent
+        if check.removesuffix(IN_PART) not in silent or not check.endswith(IN_PART)
+    ]
     rest = len(names) - _MAX_CHECKS
     shown = ", ".join(names[:_MAX_CHECKS]) + (f" and {rest} more" if rest > 0 else "")
     return f"not checked everywhere: {shown}" if names else ""

@@ -8,6 +8,8 @@ MAX_FINDINGS = 64
 """Of one pod."""
 STRAGGLERS = "stragglers"
 """The check that no watch makes: it needs all ranks."""
+WAS_SLOW = "was-slow"
+"""Its code of a worker that has no rank any more: it holds nobody up now."""
 LOG_LINES = "log-lines"
 """What the agent makes of workers' lines, by the log rules of the job; the entity is the rule. No watch makes it."""
 VERSIONS, DEVICES, MATMUL, LOOPBACK = (f"preflight-{name}" for name in ("versions", "devices", "matmul", "loopback"))
@@ -19,8 +21,8 @@ No pod makes it."""
 
 NOT_TOLD = "not-told"
 """The code of what a check cannot say."""
-IN_PART = " (in part)"
-"""Follows the name of a check of which a part is known."""
+IN_PART = ".in-part"
+"""Follows the name of a check of which a part is known. A name as a status has them, and none that a check may have."""
 WATCH = "watch"
 """Of the watch itself: whether it runs."""
 

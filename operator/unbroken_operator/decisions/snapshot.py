@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from unbroken_core.conventions.printable import printable
 from unbroken_core.protocol.messages import EarlierRun, GonePod, JobStatus, Observation, RungUse
 from unbroken_core.vocabulary.plurals import counted
 from unbroken_core.vocabulary.reasons import Cause, Reason
@@ -653,5 +654,6 @@ def _end(status: Mapping[str, Any]) -> str:
 
 
 def _shorten(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 400 else f"{line[:397]}..."
+    # It goes into annotations, which a terminal may show as they are.
+    line = printable(" ".join(text.split())[: MAX_LEAVING + 1])
+    return line if len(line) <= MAX_LEAVING else f"{line[: MAX_LEAVING - 3]}..."

@@ -18,7 +18,7 @@ from unbroken_core.protocol.messages import JobStatus, PodStatus, TimeSpent
 from unbroken_core.protocol.settings import JobSettings
 from unbroken_core.recovery.account import ratios
 from unbroken_core.recovery.history import History
-from unbroken_core.vocabulary.findings import STRAGGLERS, Verdict
+from unbroken_core.vocabulary.findings import STRAGGLERS, WAS_SLOW, Verdict
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, Phase, Role, Rung, Spent, WorkerPhase
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -234,7 +234,8 @@ def _health(status: JobStatus) -> Iterator[Metric]:
         found.add_metric([verdict.value], verdicts.count(verdict))
     yield found
     if status.health.num_paced:
-        slow = sum(item.finding.check == STRAGGLERS for item in status.health.findings)
+        findings = (item.finding for item in status.health.findings)
+        slow = sum(finding.check == STRAGGLERS and finding.code != WAS_SLOW for finding in findings)
         yield _gauge("unbroken_stragglers", "Ranks that hold all others up, at most 64.", slow)
         yield _gauge(
             "unbroken_compared_ranks",

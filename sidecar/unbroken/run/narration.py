@@ -6,7 +6,7 @@ from unbroken_core.protocol.messages import JobStatus, Recovery
 from unbroken_core.recovery.account import ratios, ratios_text, shares_text, terms
 from unbroken_core.recovery.fault_words import other_texts, rest_text, takers_text
 from unbroken_core.recovery.health import finding_text
-from unbroken_core.vocabulary.findings import LOG_LINES, STRAGGLERS, Verdict
+from unbroken_core.vocabulary.findings import LOG_LINES, STRAGGLERS, WAS_SLOW, Verdict
 from unbroken_core.vocabulary.plurals import counted
 from unbroken_core.vocabulary.reasons import Cause, JobPhase
 
@@ -19,6 +19,9 @@ _SHORTEST_S = 0.05
 _NUMBER = re.compile(r"[0-9]+")
 _MAX_FINDINGS = 5
 """New ones that one status tells: a fleet may have thousands."""
+_MINUTE_S = 60.0
+_MAX_A_MINUTE = 60
+"""Lines about findings: a check may find another thing with each look."""
 
 
 def narrate(before: JobStatus | None, after: JobStatus) -> list[str]:
@@ -89,11 +92,12 @@ class Story:
         self._status: JobStatus | None = None
         self._waits = LongWaits()
         self._has_faults = False
+        self._minute_s, self._num_told = -_MINUTE_S, 0
 
     def tell(self, status: JobStatus, now_s: float) -> list[str]:
         """Return what is to be said now. Quietly: faults and recoveries, why it failed, and the end after a fault."""
         before, self._status = self._status, status
-        lines = narrate(before, status)
+        lines = self._rationed(narrate(before, status), {*_findings(before, status), *_gone(before, status)}, now_s)
         faults = _recoveries(before, status)
         self._has_faults = self._has_faults or bool(faults)
         wait = self._waits.tell(status, now_s)
@@ -101,6 +105,21 @@ class Story:
             return lines if wait is None else [*lines, wait]
         has_end = status.phase is JobPhase.FAILED or (status.phase is JobPhase.COMPLETE and self._has_faults)
         return lines if has_end else faults
+
+    def _rationed(self, lines: list[str], rationed: set[str], now_s: float) -> list[str]:
+        """Return the lines, of some of them as many as a minute may have, and once that there are more."""
+        if now_s >= self._minute_s + _MINUTE_S:
+            self._minute_s, self._num_told = now_s, 0
+        kept = []
+        for line in lines:
+            if line in rationed:
+                self._num_told += 1
+                if self._num_told == _MAX_A_MINUTE:
+                    kept.append("more is found, or comes and goes, than is told here: see `unbroken status`")
+                if self._num_told >= _MAX_A_MINUTE:
+                    continue
+            kept.append(line)
+        return kept
 
     def end(self, status: JobStatus | None) -> list[str]:
         """Return what is said before the last words: where the time went. Quietly: only after a fault."""
@@ -162,7 +181,8 @@ def _found(status: JobStatus | None) -> list[tuple[str, str, str, str]]:
     return [
         (each.pod, each.finding.check, each.finding.entity, finding_text(each.finding))
         for each in found
-        if each.finding.check in (LOG_LINES, STRAGGLERS) or each.finding.verdict in (Verdict.FATAL, Verdict.SUSPECT)
+        if each.finding.verdict in (Verdict.FATAL, Verdict.SUSPECT)
+        or (each.finding.check in (LOG_LINES, STRAGGLERS) and each.finding.code != WAS_SLOW)
     ]
 
 

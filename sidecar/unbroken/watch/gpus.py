@@ -10,7 +10,8 @@ from unbroken.watch.files import Files
 from unbroken.watch.lane import Tell
 from unbroken.watch.nvml import Events, Gpu, Nvml
 
-_WAIT_MS = 60_000
+_WAIT_S = 10.0
+"""The driver answers so often, also where there is no event: one that does not is known to hang."""
 _MOST_EVENTS = 2048
 """In one go: a flood of the application's must not hold up what says that a GPU is gone."""
 _PAUSE_S = 1.0
@@ -55,14 +56,18 @@ class EventListener:
         self._visible, self._tell, self._check, self._clock = visible, tell, check, clock
         self._history: XidHistory | None = None
         self._num_gpus = 0
-        self.heard_s = clock()
-        """When the driver has answered last, or was last tried."""
+        self._due_s = clock()
+        """When the driver was asked, and for how long it was to wait, or will be asked again."""
+
+    def is_hanging(self, now_s: float, patience_s: float) -> bool:
+        """Return whether the driver has not come back for so long."""
+        return now_s - self._due_s > patience_s
 
     def run(self) -> None:
         """Listen for good; in a thread of its own."""
         pause_s = _PAUSE_S
         while True:
-            began_s = self._clock()
+            began_s = self._due_s = self._clock()
             try:
                 nvml = Nvml()
                 gpus = nvml.devices(self._visible)
@@ -71,17 +76,18 @@ class EventListener:
             except NotCheckedError as error:
                 if self._history is None or not self._history.fatal:
                     self._tell(self._check, (not_checked(self._check, str(error)),))
-            self.heard_s = self._clock()
             # A driver that fails at once, again and again, is no reason to be busy.
             pause_s = _PAUSE_S if self._clock() - began_s > _HEARD_AGAIN_S else min(2 * pause_s, _LONGEST_PAUSE_S)
+            self._due_s = self._clock() + pause_s
             time.sleep(pause_s)
 
     def _listen(self, events: Events) -> None:
         """Tell events until the driver has none to give. Raises NotCheckedError then."""
         while True:
             self._judge([], events)
-            first = events.wait(_WAIT_MS)
-            self.heard_s = self._clock()
+            self._due_s = self._clock() + _WAIT_S
+            first = events.wait(int(_WAIT_S * 1000))
+            self._due_s = self._clock()
             found = [] if first is None else [first]
             while found and len(found) < _MOST_EVENTS:
                 more = events.wait(0)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unbroken.watch.errors import NotCheckedError
+from unbroken.watch.visible import read_visible
 
 LIBRARY = "libnvidia-ml.so.1"
 MAX_DEVICES = 32
@@ -73,6 +74,11 @@ class Gpu:
     handle: int
     bus_id: str
     """As /sys has it, such as 0000:3b:00.0; "" where it is not told."""
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the driver has told which one it is."""
+        return self.handle >= 0
 
 
 @dataclass(frozen=True)
@@ -163,18 +169,23 @@ class Nvml:
         Raises NotCheckedError where there are none.
         """
         count = self._library.num_devices()
-        wanted = {name.strip() for name in visible.split(",") if name.strip().startswith("GPU-")}
-        found: list[Gpu] = []
+        named = read_visible(visible, count)
+        seen: list[Gpu] = []
         for index in range(min(count, 2 * MAX_DEVICES)):
-            if index >= MAX_DEVICES and wanted and wanted <= {gpu.uuid for gpu in found}:
+            if (
+                index >= MAX_DEVICES
+                and not named.is_all
+                and not named.numbers
+                and named.uuids <= {g.uuid for g in seen}
+            ):
                 break
             try:
                 gpu = self._device(index) if index < MAX_DEVICES else Gpu(f"GPU {index}", -_UNREAD, "")
             except CallError as error:
                 # Which one it is cannot be said any more, only that it is one that this container has.
                 gpu = Gpu(f"GPU {index}", -error.code, "")
-            if not wanted or gpu.uuid in wanted or gpu.handle < 0:
-                found.append(gpu)
+            seen.append(gpu)
+        found = [seen[number] for number in named.own(seen)]
         if not found:
             raise NotCheckedError(f"none of {count} GPUs is one of this pod")
         return found

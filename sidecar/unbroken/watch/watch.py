@@ -28,10 +28,11 @@ from unbroken_core.vocabulary.findings import STARTING, Finding, Health, Verdict
 
 PATIENCE_S = 30.0
 """A check that has not come back after this long counts as one that could not look."""
-_DEAF_S = 180.0
 _GATHER_S = 0.2
 """Between two messages: a flood of findings is one message in so long."""
 _LOOK_S = 5.0
+_ASLEEP_S = 3 * _LOOK_S
+"""A watch that was not awake for so long, on a node without a core for it, has not seen what came back meanwhile."""
 _FAST_S, _USUAL_S, _SLOW_S = 1.0, 10.0, 60.0
 
 
@@ -87,6 +88,7 @@ class Watch:
         self._listener = EventListener(config.visible_devices, self._board.put, EVENTS)
         self._sent: Health | None = None
         self._sent_s = 0.0
+        self._turned_s = time.monotonic()
 
     def run(self) -> None:
         """Watch until the process ends."""
@@ -103,10 +105,9 @@ class Watch:
         lane.start()
 
     def _turn(self, now_s: float) -> None:
-        hanging = {lane.hanging(now_s, PATIENCE_S) for lane in self._lanes} - {""}
-        if now_s - self._listener.heard_s > _DEAF_S:
-            hanging.add(EVENTS)
-        self._board.hanging = frozenset(hanging)
+        was_awake, self._turned_s = now_s - self._turned_s < _ASLEEP_S, now_s
+        if was_awake:
+            self._board.hanging = self._hanging(now_s)
         if self._link.connect(now_s):
             self._sent = None
         health = self._board.health()
@@ -118,6 +119,11 @@ class Watch:
                 if self._link.send(health, now_s):
                     self._sent, self._sent_s = health, now_s
         self._wait(min(rest_s, _LOOK_S))
+
+    def _hanging(self, now_s: float) -> frozenset[str]:
+        """Return the checks that have not come back for long."""
+        hanging = {lane.hanging(now_s, PATIENCE_S) for lane in self._lanes} - {""}
+        return frozenset((*hanging, EVENTS) if self._listener.is_hanging(now_s, PATIENCE_S) else hanging)
 
     def _wait(self, seconds: float) -> None:
         """Wait for news, for the agent to go away, or for so long."""

@@ -171,6 +171,25 @@ def test_gpus_of_other_pods_beyond_the_most_are_not_said(running: Running) -> No
     assert not {("gpu", "not-told"), ("gpu-events", "deaf")} & found.keys()
 
 
+@pytest.mark.parametrize("visible", ["GPU-0002,GPU-0003", "2,3"])
+def test_what_happens_to_gpus_of_other_pods_is_none_of_ours(running: Running, visible: str) -> None:
+    """Seen before: a GPU that was lost, or any where the pod's were named by number, spoke against each pod that saw it
+    in a privileged container."""
+    running.gpus.set({"count": 4, "gpu0.lost": 15})
+    running.environment["NVIDIA_VISIBLE_DEVICES"] = visible
+    running.start()
+    running.agent.wait(lambda found: {("gpu", ""), ("gpu-events", "")} <= found.keys())
+    running.gpus.set({"gpu1.action": 2})
+    running.gpus.emit(1, 79)
+    running.gpus.emit(99, 79)
+    running.gpus.emit(3, 74)
+    found = running.agent.wait(lambda found: {("gpu-events", "foreign"), ("gpu-events", "xid-74")} <= found.keys())
+    assert found["gpu-events", "foreign"] is Verdict.UNKNOWN
+    assert Verdict.FATAL not in found.values()
+    suspects = {each.entity for each in running.agent.health.findings if each.verdict is Verdict.SUSPECT}
+    assert suspects == {"GPU-0003"}
+
+
 def test_a_driver_that_supports_nothing_and_files_that_are_not_there_are_unknown(running: Running) -> None:
     running.gpus.set(all=3)
     running.start()

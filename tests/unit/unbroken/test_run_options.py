@@ -80,6 +80,20 @@ def test_what_left_with_its_pod_or_is_only_not_shown_is_not_told_as_gone() -> No
     assert narrate(before, many)[-1] == "and 4 more findings no longer"
 
 
+def test_a_check_that_finds_something_else_with_each_look_fills_no_terminal() -> None:
+    def seen(number: int) -> JobStatus:
+        found = tuple(PodFinding("j-0", "n", Finding("fans", f"{number}-{n}", Verdict.SUSPECT)) for n in range(60))
+        return replace(with_health({}), health=HealthStatus(2, found, len(found)))
+
+    story, lines = Story(is_quiet=False), []
+    for number in range(600):
+        lines += story.tell(seen(number), number * 0.05)
+    assert (lines[0], len(lines)) == ("training: iteration 0, 8 ranks, 2 spare", 61)
+    assert lines[-1] == "more is found, or comes and goes, than is told here: see `unbroken status`"
+    lines = story.tell(with_health({"j-1": Verdict.FATAL}), 61.0)
+    assert "found in j-1: xid-79 on GPU-a is fatal" in lines
+
+
 def test_script_becomes_a_job_of_its_name() -> None:
     """1.3"""
     options = read_options(["--pods", "4", "--spares", "1", "--ranks-per-pod", "2", __file__, "--epochs", "3"])

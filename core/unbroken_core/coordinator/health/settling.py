@@ -37,6 +37,7 @@ from unbroken_core.recovery.health import (
     Strike,
     assess,
     assess_preflights,
+    strike_of,
     why_spent,
 )
 from unbroken_core.vocabulary.findings import LOG_LINES, PAIRS, PREFLIGHT, Health, Verdict
@@ -142,8 +143,12 @@ def _judge(job: JobState, now_s: float) -> float:
     due_s += [at_s + BREAKER_S for at_s in table.vain_s[:1]] + [at_s + BUDGET_S for at_s in table.failed_s.values()]
     due_s.append(newcomers.until_s)
     due_s += [again_s for uid in table.strikes if now_s < (again_s := stays_until_s(job, uid))]
-    for uid, strike in blame.blamed.items():
-        if uid in members.unfit or not _acts(job, strike):
+    for uid, found in blame.blamed.items():
+        strike = _acted_on(job, uid, found)
+        if strike is None:
+            continue
+        if uid in members.unfit:
+            _sharpen(job, members.by_uid[uid], strike)
             continue
         # A switch is known by the second of its links that goes down.
         wait_s = SWITCH_S if domains.get(uid) else 0.0
@@ -168,7 +173,9 @@ def _acquit(job: JobState, believed: Sequence[str], newcomers: Newcomers, now_s:
     for uid in believed:
         member = members.by_uid[uid]
         is_kept = _is_in_vain(job, member, newcomers, now_s) or _is_missed(job, member, newcomers)
-        if table.is_doubted(uid) and not is_kept:
+        strike = table.strikes.get(uid)
+        is_doubted = uid in table.failed or (strike is not None and _acted_on(job, uid, strike) is not None)
+        if is_doubted and not is_kept:
             continue
         if table.is_doubted(uid) and member.ranks:
             table.give_back(uid, now_s)
@@ -189,6 +196,23 @@ def _blame(job: JobState, uid: str, strike: Strike, now_s: float) -> None:
         note_moved(job, uid)
     job.members.note_unfit(member, strike.text, strike.cause)
     inspect(job, member, now_s)
+
+
+def _sharpen(job: JobState, member: Member, strike: Strike) -> None:
+    """Let a pod whose ranks move, or have moved, as it was slow be what it is known to be since: broken."""
+    if member.unfit_cause is Cause.STRAGGLER and not strike.is_slow:
+        job.members.note_unfit(member, strike.text, strike.cause)
+
+
+def _acted_on(job: JobState, uid: str, strike: Strike) -> Strike | None:
+    """Return for what the job wants ranks to leave a pod that this speaks against; None: it wants them to stay.
+
+    What a watch has found hides no straggler where the job acts on stragglers alone.
+    """
+    if _acts(job, strike):
+        return strike
+    slow = strike_of(Health(job.health.slow.get(uid, ())))
+    return slow if slow is not None and _acts(job, slow) else None
 
 
 def _acts(job: JobState, strike: Strike) -> bool:

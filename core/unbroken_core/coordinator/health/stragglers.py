@@ -7,10 +7,11 @@ from unbroken_core.protocol.messages import Pace
 from unbroken_core.protocol.settings import StragglerMode
 from unbroken_core.ranks.worlds import Worker
 from unbroken_core.recovery.stragglers import Slow, find_slow, stage_of
-from unbroken_core.vocabulary.findings import STRAGGLERS, Finding, Verdict
+from unbroken_core.vocabulary.findings import STRAGGLERS, WAS_SLOW, Finding, Verdict
 
 _SLACK = 2
 """Windows that a worker may be ahead of what the time since the beginning of its iteration allows."""
+_ACTION = "compare its node with others"
 _NUM_UNTOLD = 3
 """After so many windows nobody tells that what is not told will not be."""
 
@@ -89,14 +90,16 @@ def _tell(job: JobState, uid: str, now_s: float) -> None:
 
 def _finding(job: JobState, member: Member, local_rank: int, slow: Slow) -> Finding:
     rank = member.ranks.get(local_rank)
-    where = f"worker {local_rank}" if rank is None else f"rank {rank}"
     text = (
         f"in two windows busy for {slow.busy_s:.3g} s of a step of {slow.step_s:.3g} s, "
         f"{slow.percent:.0f} % longer than its stage ({slow.usual_s:.3g} s)"
     )
-    is_elsewhere = rank is not None and job.paces.moved.get(rank, member.uid) != member.uid
+    if rank is None:
+        text = f"while it had a rank, {text}"
+        return Finding(STRAGGLERS, f"worker {local_rank}", Verdict.DEGRADED, WAS_SLOW, _ACTION, text, 2)
+    is_elsewhere = job.paces.moved.get(rank, member.uid) != member.uid
     if is_elsewhere:
         text += "; it was so on another pod, too: look at what the script does on this rank"
-    may_move = job.settings.stragglers is StragglerMode.MOVE and rank is not None and not is_elsewhere
+    may_move = job.settings.stragglers is StragglerMode.MOVE and not is_elsewhere
     verdict = Verdict.SUSPECT if may_move else Verdict.DEGRADED
-    return Finding(STRAGGLERS, where, verdict, "slow-rank", "compare its node with others", text, 2)
+    return Finding(STRAGGLERS, f"rank {rank}", verdict, "slow-rank", _ACTION, text, 2)

@@ -39,6 +39,8 @@ class PodCollector(Collector):
         self._checkpoints = checkpoints
         self._num_refused = num_refused
         self._num_unauthorized = num_unauthorized
+        self._checks: dict[str, None] = {}
+        """Health checks that have a series of their own."""
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families; called by prometheus_client in the agent's event loop."""
@@ -68,7 +70,7 @@ class PodCollector(Collector):
             "1 when the last run of a health check passed on all workers of this pod that ran it, 0 otherwise.",
             labels=["check"],
         )
-        for name, is_passed in join_checks(place.checks for place in self._member.places).items():
+        for name, is_passed in join_checks((place.checks for place in self._member.places), self._checks).items():
             checks.add_metric([name], int(is_passed))
         yield checks
         if self._member.settings.log_rules:
@@ -94,11 +96,16 @@ def log_families(lines: LogLines) -> Iterator[Metric]:
     yield skipped
 
 
-def join_checks(found: Iterable[Iterable[tuple[str, bool]]]) -> dict[str, bool]:
-    """Return whether each check passed wherever it was run; all but the first MAX_CHECKS in one, by name."""
+def join_checks(found: Iterable[Iterable[tuple[str, bool]]], named: dict[str, None]) -> dict[str, bool]:
+    """Return whether each check passed wherever it was run; all but the first MAX_CHECKS that were ever told in one.
+
+    `named`: those, to be kept for the next time: a script may call its checks otherwise in each iteration.
+    """
     joined: dict[str, bool] = {}
     for name, is_passed in sorted((name[:_MAX_NAME], is_passed) for place in found for name, is_passed in place):
-        key = name if name in joined or len(joined) < MAX_CHECKS else _OTHER_CHECKS
+        if len(named) < MAX_CHECKS:
+            named[name] = None
+        key = name if name in named else _OTHER_CHECKS
         joined[key] = joined.get(key, True) and is_passed
     return joined
 

@@ -15,10 +15,11 @@ from unbroken.rendezvous.metrics import (
     ViewCollector,
     count_spares,
 )
-from unbroken_core.protocol.messages import JobStatus, PodStatus, TimeSpent
+from unbroken_core.protocol.messages import HealthStatus, JobStatus, PodFinding, PodStatus, TimeSpent
 from unbroken_core.protocol.settings import JobSettings
 from unbroken_core.recovery.history import FaultRecord, History
 from unbroken_core.vocabulary.checkpoints import MemoryStatus
+from unbroken_core.vocabulary.findings import STRAGGLERS, WAS_SLOW, Finding, Verdict
 from unbroken_core.vocabulary.layers import Layer
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, Phase, Reason, Role, Rung, Spent, WorkerPhase
 
@@ -240,3 +241,23 @@ def test_what_is_on_the_disk_is_shown_by_a_job_that_writes_there() -> None:
     assert shown(-1, MemoryStatus(110, disk_step=100, disk_every=50))["unbroken_disk_behind_steps"] == 10
     assert shown(120, MemoryStatus(110, disk_every=50))["unbroken_disk_behind_steps"] == 120
     assert shown(90, MemoryStatus(80, disk_step=100, disk_every=50))["unbroken_disk_behind_steps"] == 0
+
+
+def test_what_is_found_adds_no_series_whatever_its_names_and_a_pod_without_ranks_is_no_straggler() -> None:
+    def told(*findings: Finding) -> dict[str, float]:
+        seen = view(History(), 1)
+        found = tuple(PodFinding("big-0", "n", finding) for finding in findings)
+        unchecked = tuple((f"c{number}", 1) for number in range(len(findings)))
+        health = HealthStatus(1, found, len(found), unchecked, num_paced=8)
+        return series(RecoveryMeter(), replace(seen, status=replace(seen.status, health=health)))
+
+    evil = '\x1b[2J\n# TYPE x counter\\"} 1\u202e<script>'
+    many = (Finding(f"c{number}", f"{evil}{number}", Verdict.FATAL, "x", evil, evil) for number in range(62))
+    slow = (
+        Finding(STRAGGLERS, "rank 0", Verdict.DEGRADED, "slow-rank"),
+        Finding(STRAGGLERS, "worker 1", Verdict.DEGRADED, WAS_SLOW),
+    )
+    seen = told(*many, *slow)
+    assert seen.keys() == told().keys()
+    assert seen["unbroken_health_findings{verdict=fatal}"] == 62
+    assert (seen["unbroken_stragglers{}"], seen["unbroken_health_unchecked{}"]) == (1, 64)

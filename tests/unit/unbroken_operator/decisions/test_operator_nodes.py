@@ -214,13 +214,15 @@ def test_no_ranks_leave_where_the_devices_of_all_pods_are_called_unhealthy() -> 
 def test_what_a_kubelet_says_of_devices_is_bounded() -> None:
     world = running_world()
     said = devices("Unhealthy")
-    said[0]["allocatedResourcesStatus"][0]["name"] = "n" * 10**6
-    said[0]["allocatedResourcesStatus"][0]["resources"][0]["resourceID"] = "\n" + "i" * 10**6
+    said[0]["name"] = "\x1b[2J\u202e" + "c" * 10**6
+    said[0]["allocatedResourcesStatus"][0]["name"] = "\x9b31m<script>" + "n" * 10**6
+    said[0]["allocatedResourcesStatus"][0]["resources"][0]["resourceID"] = "\n\x00\x1b]0;owned\x07" + "i" * 10**6
     world.pods["digits-0"]["status"]["containerStatuses"] = said
     world.settle()
     mark = world.pods["digits-0"]["metadata"]["annotations"][layout.LEAVING_ANNOTATION]
     assert len(mark) <= 400
-    assert "\n" not in mark
+    assert mark.isprintable()
+    assert "owned" in mark
 
 
 @pytest.mark.parametrize("presets", [["NPD"], ["NVSentinel"] * 2, ["NVSentinel"] * 3, "NVSentinel"])

@@ -116,11 +116,12 @@ def test_a_check_that_says_itself_that_it_knows_a_part_is_told_as_such() -> None
     bench.find("p0", replace(SILENT, check="storage"), Finding("storage", "/data", Verdict.OK))
     health = bench.status().health
     assert health is not None
-    assert health.unchecked == (("storage (in part)", 1),)
+    assert health.unchecked == (("storage.in-part", 1),)
+    assert nodes_healthy(health).message.endswith("not checked everywhere: storage (in part)")
     bench.find("p1", replace(SILENT, check="storage"))
     health = bench.status().health
     assert health is not None
-    assert dict(health.unchecked) == {"storage": 1, "storage (in part)": 1}
+    assert dict(health.unchecked) == {"storage": 1, "storage.in-part": 1}
     assert nodes_healthy(health).message.endswith("not checked everywhere: storage")
 
 

@@ -4,6 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.unit.unbroken_core.coordinator.health.test_health import WatchedBench
+from tests.unit.unbroken_core.coordinator.test_coordinator import SETTINGS
 from tests.unit.unbroken_operator.operator_world import World, a_job, a_node, a_recovery, running_world
 
 from unbroken.watch.checks.probe import BUILT_IN as BUILT_IN_OF_WATCH
@@ -11,9 +13,9 @@ from unbroken.watch.checks.probe import Probe, read_probes
 from unbroken_core.protocol.log_rules.rules import LogRanks, LogRule, LogVerdict
 from unbroken_core.protocol.messages import HealthStatus, PodFinding
 from unbroken_core.protocol.settings import HealthMode
-from unbroken_core.protocol.wire import encode, settings_from_json, settings_to_json
+from unbroken_core.protocol.wire import decode, encode, settings_from_json, settings_to_json
 from unbroken_core.vocabulary.errors import WireError
-from unbroken_core.vocabulary.findings import LOG_LINES, STRAGGLERS, Finding, Verdict
+from unbroken_core.vocabulary.findings import LOG_LINES, NOT_TOLD, STRAGGLERS, Finding, Health, Verdict
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, Role
 from unbroken_operator.api.health_models import BUILT_IN
 from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, admit
@@ -245,6 +247,38 @@ def test_a_report_with_health_that_cannot_be_is_refused(health: HealthStatus) ->
     assert read_report(encode(world.report).encode(), limits).health == health_of(LOST)
     with pytest.raises(WireError):
         read_report(encode(replace(world.report, health=health)).encode(), limits)
+
+
+EVIL = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202e\r\nI unbroken: forged \u2028\x00\x7f<script>alert(1)</script>\"'`{{7*7}} "
+
+
+def test_whatever_pods_say_of_their_health_is_a_report_that_is_read_and_a_line_that_does_nothing() -> None:
+    """Seen before: one check of which a pod knew a part, and the operator read no report of its job any more."""
+    entity, message = (EVIL * 4)[:128], (EVIL * 9)[:300]
+    bench = WatchedBench(replace(SETTINGS, health=HealthMode.OBSERVE))
+    for number, pod in enumerate(("p0", "p1", "p2")):
+        parts = Finding("gpu", entity, Verdict.UNKNOWN, NOT_TOLD), Finding("gpu", "GPU-a", Verdict.FATAL, "lost")
+        many = (
+            Finding(f"c-{number}_{index}", f"{index}{entity[3:]}", verdict, "x.Y-9_", "\x1b" * 100, message, 3)
+            for index, verdict in enumerate((Verdict.FATAL, Verdict.SUSPECT, Verdict.DEGRADED, Verdict.UNKNOWN) * 15)
+        )
+        said = encode(Health((*parts, Finding("", "", Verdict.UNKNOWN), *many)))
+        bench.find(pod, *decode(said, Health).findings)
+    health = bench.status().health
+    assert health is not None
+    assert ("gpu.in-part", 3) in health.unchecked
+    assert len(health.unchecked) > 40
+    world = running_world()
+    for told in (health, replace(health, unchecked=(("gpu (in part)", 3),))):
+        shown = say(world, told)
+        assert world.report is not None
+        read = read_report(encode(world.report).encode(), report_limits(world.job["spec"], 3)).health
+        assert read == world.report.health
+        (event,) = world.messages("DevicesFaulty")
+        for text in (shown, event):
+            assert text.isprintable()
+            assert len(text) <= 1000
+            assert "is fatal" in text
 
 
 RULE = {"name": "loss", "pattern": "loss=[0-9]", "verdict": "hang", "recurringSeconds": 600, "ranks": "Every"}
