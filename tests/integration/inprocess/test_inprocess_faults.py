@@ -200,6 +200,20 @@ def test_worker_whose_loop_of_gloo_never_sleeps_is_freed(tmp_path: Path) -> None
         assert {rank: worker.pid for rank, worker in job.workers.items()} == pids
 
 
+@pytest.mark.parametrize("what", ["connection", "answer"])
+def test_worker_that_gloo_lets_wait_for_a_peer_is_freed(tmp_path: Path, what: str) -> None:
+    """2.10: a peer that was lost after it had told its address: there is no connection to shut, and gloo waits on."""
+    policy = Policy(2, 2, does_interrupt=False)
+    variables = {"TEST_FOLDER": str(tmp_path), "TEST_WAITS_FOR": what}
+    with start(tmp_path, "peer_that_is_lost_while_a_group_is_formed", policy, **variables) as job:
+        job.wait_for_event("connects")
+        pids = {rank: worker.pid for rank, worker in job.workers.items()}
+        job.leave()
+        job.wait_for_end()
+        assert values(job) == [2, 2]
+        assert {rank: worker.pid for rank, worker in job.workers.items()} == pids
+
+
 def has_left(job: AgentDouble, rank: int) -> bool:
     """Return whether a worker has said that it has left the first iteration."""
     report = job.workers[rank].report

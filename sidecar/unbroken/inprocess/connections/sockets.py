@@ -10,6 +10,9 @@ and the address of the object that handles its events. With each of gloo's event
 address of a table of their C++ class. Where torch's library hides these tables, the threads of gloo's loops are found
 by name, and their system call shows the epoll in which they sleep; a loop that spins never sleeps. No other socket is
 touched. gloo's listening socket is left alone: without it gloo ends the process.
+
+While a group is formed, one rank of each two waits until the other one connects. If that one is lost, there is no
+connection to shut, and gloo waits on, past its own timeout. `shut_waits_for_peers` connects in its place.
 """
 
 import ctypes
@@ -20,7 +23,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 GLOO_THREAD = "gloo_tcp_loop"
 _EPOLL = "anon_inode:[eventpoll]"
@@ -40,8 +43,14 @@ _LOOP_TABLES = ("_ZTVN4gloo9transport3tcp8ListenerE", "_ZTVN4gloo9transport3tcp1
 _TABLE_HEADER_BYTES = 16
 """Offset in its class's table to which an object of a class with one base points."""
 
+_CONNECT_S = 1.0
+_SEQUENCE_NUMBER = "=q"
+"""How a connection of gloo begins: with the number of the pair in its listener, which is the rank of the peer."""
+
 _held: list[int] = []
 """Copies of gloo's descriptors."""
+_answered: set[tuple[str, int]] = set()
+"""Listeners of gloo in which no pair waits for its peer any more."""
 
 
 def gloo_connections() -> list[int]:
@@ -65,8 +74,33 @@ def shut_gloo_connections(but: Collection[int] = ()) -> int:
     return len(connections)
 
 
+def shut_waits_for_peers(world_size: int) -> None:
+    """End gloo's waits for peers that have not connected yet, or have not answered; for groups of this size at most.
+
+    Each pair gets a connection that ends at once. Those that have one pass it over. A listener is answered once.
+    """
+    for descriptor in _gloo_descriptors():
+        if not _is_listening(descriptor):
+            if _peer(descriptor) is None:
+                # One that still connects fails; one that has connected meanwhile reads no more.
+                _libc.shutdown(descriptor, socket.SHUT_RD)
+            continue
+        address = _own_address(descriptor)
+        if address is None or address in _answered:
+            continue
+        _answered.add(address)
+        try:
+            for number in range(world_size):
+                with socket.create_connection(address, _CONNECT_S) as connection:
+                    connection.sendall(struct.pack(_SEQUENCE_NUMBER, number))
+        except OSError:
+            # Its group is gone, or out of descriptors: its process may be ended for it later.
+            continue
+
+
 def release_connections() -> None:
     """Close what `shut_gloo_connections` held open."""
+    _answered.clear()
     while _held:
         os.close(_held.pop())
 
@@ -167,11 +201,27 @@ def _shut_down(descriptor: int) -> int:
     return int(_libc.shutdown(descriptor, socket.SHUT_RDWR) == 0)
 
 
+def _is_listening(descriptor: int) -> bool:
+    answer = ctypes.c_int()
+    length = ctypes.c_uint32(ctypes.sizeof(answer))
+    place = (socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    return _libc.getsockopt(descriptor, *place, ctypes.byref(answer), ctypes.byref(length)) == 0 and bool(answer.value)
+
+
+def _own_address(descriptor: int) -> tuple[str, int] | None:
+    """Return the address of a TCP or UDP socket; None of anything else."""
+    return _address(_libc.getsockname, descriptor)
+
+
 def _peer(descriptor: int) -> tuple[str, int] | None:
     """Return the address at the other end; None when it is not a connected TCP or UDP socket."""
+    return _address(_libc.getpeername, descriptor)
+
+
+def _address(ask: Callable[..., int], descriptor: int) -> tuple[str, int] | None:
     buffer = _Address()
     length = ctypes.c_uint32(len(buffer))
-    if _libc.getpeername(descriptor, buffer, ctypes.byref(length)) != 0:
+    if ask(descriptor, buffer, ctypes.byref(length)) != 0:
         return None
     (family,) = struct.unpack_from("=H", buffer.raw)
     (port,) = struct.unpack_from("!H", buffer.raw, 2)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from unbroken.inprocess.abort import Abort, free_sockets
+from unbroken.inprocess.connections.sockets import shut_waits_for_peers
 from unbroken.inprocess.interruption.gate import Gate
 from unbroken.inprocess.interruption.slow_plugin import PATIENCE_S, named_when_slow
 from unbroken.inprocess.state import FrozenState
@@ -116,4 +117,6 @@ class Interrupter:
             is_inside = self._is_inside(iteration)
             if is_inside and self._aborts():
                 free_sockets()
+                state = self._running.state
+                shut_waits_for_peers(state.active_world_size or state.world_size)
             return is_inside

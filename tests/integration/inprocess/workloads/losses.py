@@ -1,14 +1,21 @@
 """Workers that are killed, and what they leave behind: a store, connections, children."""
 
+import contextlib
+import datetime
 import os
 import signal
 import socket
+import struct
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, Store
 
 from unbroken import inprocess
 from unbroken.inprocess.connections import sockets
@@ -72,6 +79,77 @@ def lost_before_connecting() -> None:
         return int(total())
 
     note("returned", value=train())
+
+
+def peer_that_is_lost_while_a_group_is_formed() -> None:
+    """In the first iteration rank 1 has told gloo's address, and does no more.
+
+    Of two addresses the higher one connects. TEST_WAITS_FOR says whether that is rank 1's, or rank 0's, which gets no
+    answer.
+    """
+    own_address = {"connection": "127.0.0.1", "answer": "127.0.0.3"}[os.environ["TEST_WAITS_FOR"]]
+
+    @inprocess.Wrapper()
+    def train(call: inprocess.CallWrapper) -> int:
+        if is_first(call):
+            with silent_port(_PEER) as port:
+                address = own_address if my_rank() == 0 else _PEER
+                groups: Any = dist.ProcessGroupGloo
+                options = groups._Options()
+                options._devices = [groups.create_device(hostname=address)]
+                store = FileStore(str(Path(os.environ["TEST_FOLDER"]) / "addresses"), 2)
+                silent = port if own_address > _PEER else None
+                groups(AddressStore(store, silent), my_rank(), 2, options)
+        start()
+        return int(total())
+
+    note("returned", value=train())
+
+
+_PEER = "127.0.0.2"
+
+
+class AddressStore(Store):
+    """The store of two ranks. Rank 1 stops once it has told its address; rank 0 may be told another port of it."""
+
+    def __init__(self, store: Store, port: int | None) -> None:
+        super().__init__()
+        self._store = store
+        self._port = port
+
+    def set(self, key: str, value: str) -> None:
+        """Say where this rank is."""
+        self._store.set(key, value)
+
+    def wait(self, keys: list[str], *timeout: datetime.timedelta) -> None:
+        """Wait for what other ranks say."""
+        if my_rank() == 1:
+            wait_for_file("TEST_DONE")
+        self._store.wait(keys, *timeout)
+
+    def get(self, key: str) -> bytes:
+        """Return where a rank is: somewhere in it the port and the address, as in a sockaddr_in."""
+        value: bytes = self._store.get(key)
+        at = value.find(socket.inet_aton(_PEER))
+        if at > 0:
+            note("connects")
+            if self._port is not None:
+                value = value[: at - 2] + struct.pack("!H", self._port) + value[at:]
+        return value
+
+
+@contextmanager
+def silent_port(host: str) -> Iterator[int]:
+    """Listen where nobody who connects gets an answer, as on a host that is gone: the queue is full."""
+    with contextlib.ExitStack() as opened:
+        listener = opened.enter_context(socket.socket())
+        listener.bind((host, 0))
+        listener.listen(0)
+        for _ in range(4):
+            connection = opened.enter_context(socket.socket())
+            connection.setblocking(False)
+            connection.connect_ex(listener.getsockname())
+        yield int(listener.getsockname()[1])
 
 
 def write_that_fails() -> None:
