@@ -90,7 +90,7 @@ scan: $(STAMP) ## Scan the rendered chart with checkov, for one namespace and fo
 	$(WITH_HELM) $(BIN)/python tools/scanners/scan.py
 
 ##@ Deeper
-.PHONY: cluster-test test-integrations matrix gpu-check chart-test dashboards-test e2e sim nightly soak bench cost images pictures live-page rendezvous-kill
+.PHONY: cluster-test test-integrations test-torch matrix gpu-check chart-test dashboards-test e2e sim nightly soak bench cost images pictures live-page rendezvous-kill
 cluster-test: $(STAMP) ## Run tests that need a real API server (UNBROKEN_TEST_KUBECONFIGS=name=kubeconfig:..., TESTS=folders)
 	$(PYTEST) $(or $(TESTS),tests/contract tests/integration) -m cluster --junitxml=$(REPORT) $(ARGS)
 
@@ -117,6 +117,13 @@ matrix: $(FRAMEWORKS)/.setup-done $(TORCHTITAN)/.setup-done ## Compare every fra
 	UNBROKEN_MATRIX=$(MATRIX) $(FRAMEWORKS)/bin/python -m pytest tests/integrations/test_frameworks.py tests/integration/inprocess/test_layouts.py -k 'not torchtitan' $(ARGS)
 	UNBROKEN_MATRIX=$(MATRIX) $(TORCHTITAN)/bin/python -m pytest tests/integrations/test_frameworks.py -k torchtitan $(ARGS)
 	UNBROKEN_MATRIX=$(MATRIX) PYTHONPATH=. $(FRAMEWORKS)/bin/python tools/matrix.py
+
+TORCH ?= 2.15.0
+OF_TORCH = .cache/torch-$(TORCH)
+test-torch: $(STAMP) ## Run the tests that use torch with another release of it, which is fetched with all of CUDA (TORCH=2.15.0, ARGS=pytest arguments)
+	@tools/torch_release.sh $(OF_TORCH) $(TORCH)
+	$(OF_TORCH)/bin/python -m pytest -n 2 tests/unit/unbroken tests/integration/inprocess tests/integration/memory tests/integration/torchrun tests/integration/sidecar \
+	    -m 'not cluster and not soak and not nightly' --junitxml=$(REPORT) $(ARGS)
 
 gpu-check: $(STAMP) ## Check all that needs a GPU, in under 8 minutes on one: the tests, an abort, 100 restarts; one table in test-output/gpu-check.md
 	PYTHONPATH=. $(BIN)/python -m tests.gpu --out $(TEST_OUTPUT)/gpu-check.md

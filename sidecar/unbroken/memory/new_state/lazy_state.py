@@ -170,7 +170,7 @@ def _sparse_zeros(parameter: torch.Tensor) -> torch.Tensor:
     """Return the gradient of an embedding of which no row was used, as SparseAdam takes it."""
     indices = torch.empty((1, 0), dtype=torch.long, device=parameter.device)
     values = parameter.new_empty((0, *parameter.shape[1:]))
-    return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=False)
+    return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=True)
 
 
 def _step(optimizer: Any, wanted: Iterable[torch.Tensor], gradient: Callable[[torch.Tensor], torch.Tensor]) -> None:
