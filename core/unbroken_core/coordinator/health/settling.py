@@ -256,6 +256,10 @@ def _is_missed(job: JobState, member: Member, newcomers: Newcomers) -> bool:
     """Return whether ranks are lost without a pod that is only suspected, as who was to take them is lost as well."""
     if not isinstance(job.phase, Interrupted) or not job.health.is_suspected(member.uid):
         return False
+    rests_on = job.health.takers.get(member.uid)
+    if rests_on is not None and are_there_still(job, member, rests_on):
+        # Layers may let them take the ranks by a way that counting workers does not see.
+        return False
     return not has_enough(job, member, takers_of(job, member, newcomers))
 
 
