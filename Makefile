@@ -38,7 +38,7 @@ check: $(STAMP) ## Check format, lint, types, import contracts, Dockerfiles, the
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy core sidecar operator local cli tests benchmarks examples tools
-	$(BIN)/mypy --python-version 3.10 core sidecar/unbroken/faults sidecar/unbroken/inprocess sidecar/unbroken/launch sidecar/unbroken/memory sidecar/unbroken/keeper
+	$(BIN)/mypy --python-version 3.10 core sidecar/unbroken/faults sidecar/unbroken/inprocess sidecar/unbroken/launch sidecar/unbroken/memory sidecar/unbroken/keeper sidecar/unbroken/probes
 	$(BIN)/lint-imports
 	$(BIN)/hadolint --failure-threshold style images/*/Dockerfile
 	$(BIN)/python tools/lock.py --check

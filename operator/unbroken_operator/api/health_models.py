@@ -84,7 +84,7 @@ class ProbeSpec(Model):
     command: Annotated[tuple[Annotated[str, Field(max_length=1024)], ...], Field(min_length=1, max_length=16)]
     """Command and arguments, in the trainer container, without a shell."""
     period_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
-    """Between two runs; it runs less often if it needs much CPU time."""
+    """Between two runs; at least 5,000 times the CPU time that the watch takes to start it."""
     timeout_seconds: Annotated[int, Field(ge=1, le=60)] = 5
     """After which it is killed, with all that it started."""
     verdict: ProbeVerdict = ProbeVerdict.SUSPECT

@@ -1,6 +1,8 @@
 """The watch as a process of its own, on a driver's library compiled here and on files as /sys and /proc have them."""
 
+import contextlib
 import functools
+import json
 import os
 import socket
 import subprocess
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.devices import Gpus, System, compile_library
+from tests.integration.sidecar.probes.daemon import Daemon, response
 from tests.processes import is_gone
 from tests.waiting import wait_until
 
@@ -301,6 +304,25 @@ def test_what_an_import_of_others_does_holds_no_other_check_up(running: Running,
     assert found["gpu", ""] is Verdict.OK
     if code.startswith("raise"):
         running.agent.wait(lambda found: ("extensions", "not-loaded") in found)
+
+
+def test_what_a_health_daemon_of_the_node_says_is_a_finding(running: Running) -> None:
+    def said(verdict: Verdict) -> str:
+        running.agent.wait(lambda found: verdict in (found[key] for key in found if key[0] == "node-daemon"))
+        return next(each.message for each in running.agent.health.findings if each.check == "node-daemon")
+
+    with contextlib.closing(Daemon()) as daemon:
+        endpoint = daemon.start(hex=response(True, 0, '{"fail_count": 0}'))
+        command = [sys.executable, "-m", "unbroken.probes.node_daemon", "--endpoint", f"unix://{endpoint}"]
+        times = {"periodSeconds": 1, "timeoutSeconds": 60}
+        probe = {"name": "node-daemon", "command": [*command, "--timeout", "50"], **times, "verdict": "fatal"}
+        running.environment["UNBROKEN_WATCH_PROBES"] = json.dumps([probe])
+        running.start()
+        assert said(Verdict.OK) == "the daemon's check passed: exit code 0, fail_count 0"
+        daemon.answer(hex=response(False, 3, '{"fail_count": 1, "error": "GPU 5 is lost"}'))
+        assert said(Verdict.FATAL) == "the daemon's check failed: exit code 3, fail_count 1: GPU 5 is lost"
+        daemon.kill()
+        assert said(Verdict.UNKNOWN).startswith(f"exit code 2: no answer of {endpoint}: UNAVAILABLE: ")
 
 
 def test_a_driver_that_hangs_tells_nothing_and_holds_up_nothing_else(

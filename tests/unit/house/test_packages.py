@@ -39,6 +39,7 @@ def declared(extra: str) -> set[str]:
         pytest.param("sidecar/unbroken/inprocess", {"torch"}, id="worker library: torch"),
         pytest.param("sidecar/unbroken/launch", set(), id="launcher: nothing"),
         pytest.param("sidecar/unbroken/watch", set(), id="watch: nothing"),
+        pytest.param("sidecar/unbroken/probes", {"grpcio"}, id="probes: what they ask by, where it is there"),
         pytest.param("sidecar/unbroken/faults", set(), id="faults on purpose: nothing"),
         pytest.param("sidecar/unbroken/inprocess/faults", set(), id="those of a worker: nothing, not even torch"),
         pytest.param("sidecar/unbroken/install", set(), id="install: nothing"),
@@ -59,8 +60,8 @@ def declared(extra: str) -> set[str]:
         ),
         pytest.param(
             "sidecar/unbroken",
-            {"torch", *declared("sidecar"), *declared("tls"), "transformers", "lightning", "torchtitan"},
-            id="sidecar: its extras, and the frameworks of its integrations",
+            {"torch", *declared("sidecar"), *declared("tls"), "transformers", "lightning", "torchtitan", "grpcio"},
+            id="sidecar: its extras, the frameworks of its integrations, and what a probe asks by",
         ),
         pytest.param("operator/unbroken_operator", declared("operator"), id="operator: its extra"),
         pytest.param("local/unbroken_local", declared("local"), id="local: its extra"),

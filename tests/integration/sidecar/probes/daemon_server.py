@@ -1,0 +1,46 @@
+"""A health daemon of a node, by grpcio's own server: `python daemon_server.py SOCKET FOLDER`.
+
+FOLDER/answer, read at each call, says what it does: {"hex": ...} answers these bytes, {"status": ...} a gRPC status
+with {"details": ...}, {"hang": true} never answers. FOLDER/requests has each request in hex. FOLDER/ready comes once it
+listens.
+"""
+
+import json
+import sys
+import threading
+import urllib.parse
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+
+def main(socket: str, folder: Path) -> None:
+    """Serve until it is killed."""
+
+    def answer(request: bytes, context: Any) -> bytes:
+        with (folder / "requests").open("a") as file:
+            file.write(f"{request.hex()}\n")
+        wanted = json.loads((folder / "answer").read_text())
+        if wanted.get("hang"):
+            threading.Event().wait()
+        if "status" in wanted:
+            context.abort(grpc.StatusCode[wanted["status"]], wanted["details"])
+        return bytes.fromhex(wanted["hex"])
+
+    service = json.loads((folder / "answer").read_text()).get("service", "nvhcd.HealthCheckService")
+    handlers = {"RunHealthCheck": grpc.unary_unary_rpc_method_handler(answer)}
+    server = grpc.server(
+        ThreadPoolExecutor(4),
+        handlers=[grpc.method_handlers_generic_handler(service, handlers)],
+        options=[("grpc.max_send_message_length", -1)],
+    )
+    server.add_insecure_port(f"unix:{urllib.parse.quote(socket)}")
+    server.start()
+    (folder / "ready").touch()
+    server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
