@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from unbroken_core.vocabulary.errors import InputError
 from unbroken_operator.adapters import logs
+from unbroken_operator.adapters.device_taints.looking import DeviceTaints
 from unbroken_operator.adapters.discovery import is_served, wait_for_api
 from unbroken_operator.adapters.endpoints import serving
 from unbroken_operator.adapters.kube import Kube
@@ -162,10 +163,12 @@ async def _work(
         may_act=flags.may_act,
         count_withheld=metrics.count_withheld,
     )
-    keeping = None
+    devices = DeviceTaints(kube, jobs.claimants, jobs.note_tainted)
+    keeping: list[asyncio.Task[None]] = []
     try:
         await jobs.start()
-        keeping = asyncio.create_task(keep_running("quarantine", quarantine.run), name="quarantine")
+        for name, work in (("quarantine", quarantine.run), ("device taints", devices.run)):
+            keeping.append(asyncio.create_task(keep_running(name, work), name=name))
         await run_operator(
             jobs,
             config.kubeconfig,
@@ -175,8 +178,7 @@ async def _work(
             is_served=lambda: is_served(kube, config.namespaces),
         )
     finally:
-        if keeping is not None:
-            await end_all([keeping])
+        await end_all(keeping)
         await jobs.stop()
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from unbroken_operator.adapters.device_taints.looking import Claimant
 from unbroken_operator.adapters.errors import KubeError
 from unbroken_operator.adapters.executor import Services
 from unbroken_operator.adapters.informer import Informer
@@ -133,6 +134,17 @@ class Jobs:
         for key, (worker, _) in sorted(self._workers.items()):
             suspects = (worker.job.get("status") or {}).get("suspectNodes") or ()
             yield JobsView(*key, suspects, self._shared.pods.hosts(key, worker.uid) if suspects else frozenset())
+
+    def claimants(self) -> Iterator[Claimant]:
+        """Return the training pods whose devices are to be looked at."""
+        for key, (worker, _) in sorted(self._workers.items()):
+            if worker.minds_devices:
+                for pod in self._shared.pods.claimants(key, worker.uid):
+                    yield Claimant(key[0], pod.uid, pod.node, pod.claims)
+
+    def note_tainted(self, found: Mapping[str, str]) -> None:
+        """Take why pods are to leave because of their devices, by uid."""
+        self._shared.pods.note_tainted(found)
 
     def _note_cut(self, key: JobKey, pod: PodView) -> None:
         """Tell of a pod that was made to cost much: once in a while, since there may be any number."""

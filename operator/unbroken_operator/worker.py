@@ -26,6 +26,7 @@ from unbroken_operator.adapters.poller import Poller
 from unbroken_operator.adapters.rendezvous_client import RendezvousTarget
 from unbroken_operator.adapters.stores import HeldPods, JobKey, NodeStore, version_of
 from unbroken_operator.api import layout
+from unbroken_operator.api.recovery_models import Reaction
 from unbroken_operator.decisions.actions import (
     COSTS,
     CreatePod,
@@ -121,6 +122,13 @@ class JobWorker:
     def wake(self) -> None:
         """Plan soon."""
         self._wake.set()
+
+    @property
+    def minds_devices(self) -> bool:
+        """Whether the newest spec leaves it at pods leaving when a device of theirs is broken."""
+        spec = self.job.get("spec")
+        signals = spec.get("nodeSignals") if isinstance(spec, dict) else None
+        return not isinstance(signals, dict) or signals.get("devices") != Reaction.IGNORE.value
 
     def update(self, job: Mapping[str, Any]) -> None:
         """Take a newer state of the job."""
@@ -314,6 +322,7 @@ class JobWorker:
             has_job_key=secret.has_job_key,
             tokens=secret.tokens,
             hosts=found.hosts,
+            tainted_devices=shared.pods.tainted,
             unseen_nodes=found.unseen_nodes,
         )
         self._is_starting = found.is_starting

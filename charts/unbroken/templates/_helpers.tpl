@@ -148,6 +148,10 @@ since 1970: the one in the cluster as long as it holds for two more years. Nothi
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
+# By name, those of training pods on a node with a tainted device.
+- apiGroups: [resource.k8s.io]
+  resources: [resourceclaims]
+  verbs: [get]
 {{- if (.Values.jobNetworkPolicy).enabled }}
 # Made together with a rendezvous pod, and then left alone; it goes with its job.
 - apiGroups: [networking.k8s.io]

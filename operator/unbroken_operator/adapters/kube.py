@@ -141,27 +141,34 @@ class Kube:
         return str((page.get("metadata") or {}).get("resourceVersion", ""))
 
     async def list(
-        self, path: str, selector: str = "", *, read: Callable[[JsonObject], Any] = as_it_is
+        self,
+        path: str,
+        selector: str = "",
+        *,
+        fields: str = "",
+        most: int | None = None,
+        read: Callable[[JsonObject], Any] = as_it_is,
     ) -> tuple[list[Any], str]:
         """Return what `read` keeps of all objects of a collection, and the version that a watch can go on from.
 
-        They come page by page, so that the whole of each is held for a moment only.
+        They come page by page, so that the whole of each is held for a moment only; after `most` the rest is not asked
+        for. `fields` is a field selector.
         """
         items: list[Any] = []
-        query = {"labelSelector": selector} if selector else {}
+        query = ({"labelSelector": selector} if selector else {}) | ({"fieldSelector": fields} if fields else {})
         num = PAGE_SIZE
         while True:
             try:
-                most = PAGE_BYTES if num > 1 else None
-                page = await self._call("GET", path, query={**query, "limit": str(num)}, max_bytes=most)
+                max_bytes = PAGE_BYTES if num > 1 else None
+                page = await self._call("GET", path, query={**query, "limit": str(num)}, max_bytes=max_bytes)
             except _TooLong:
                 num = max(1, num // 4)
                 continue
             items += map(read, page.get("items") or [])
             num = min(2 * num, PAGE_SIZE)
             metadata = page.get("metadata") or {}
-            if not metadata.get("continue"):
-                return items, str(metadata.get("resourceVersion", ""))
+            if not metadata.get("continue") or (most is not None and len(items) >= most):
+                return items[:most], str(metadata.get("resourceVersion", ""))
             query["continue"] = metadata["continue"]
 
     async def watch(self, path: str, resource_version: str, selector: str = "") -> AsyncIterator[WatchEvent]:

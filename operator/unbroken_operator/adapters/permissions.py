@@ -34,6 +34,8 @@ _IN_JOBS_NAMESPACES = (
 )
 _IN_THE_CLUSTER = (("", "nodes", ("list", "watch")),)
 _FOR_POLICIES = (API_GROUP, "networkpolicies", ("create",))
+_FOR_CLAIMS = (("resource.k8s.io", "resourceclaims", ("get",)),)
+_FOR_SLICES = (("resource.k8s.io", "resourceslices", ("list",)),)
 _FOR_TAINTS = (("", "nodes", ("get", "patch")),)
 _FOR_CONDITIONS = (("", "nodes/status", ("patch",)),)
 _OF_THE_LEASE = (("get", True), ("patch", True), ("create", False))
@@ -78,17 +80,20 @@ def rights(
     has_taints: bool = False,
     has_node_condition: bool = False,
     has_policies: bool = False,
+    has_claims: bool = False,
 ) -> Iterator[Right]:
     """Yield all that the operator needs: what the chart's roles grant.
 
     `has_taints`: it quarantines nodes for real; `has_node_condition`: it says of which nodes in a condition of theirs;
-    `has_policies`: jobs get a NetworkPolicy.
+    `has_policies`: jobs get a NetworkPolicy; `has_claims`: pods have ResourceClaims, which is not known at the start.
     """
     of_nodes = (*(_FOR_TAINTS if has_taints else ()), *(_FOR_CONDITIONS if has_node_condition else ()))
+    of_slices, of_claims = (_FOR_SLICES, _FOR_CLAIMS) if has_claims else ((), ())
+    of_policies = (_FOR_POLICIES,) if has_policies else ()
     for namespace in namespaces or (None,):
-        for group, resource, verbs in (*_IN_JOBS_NAMESPACES, *([_FOR_POLICIES] if has_policies else ())):
+        for group, resource, verbs in (*_IN_JOBS_NAMESPACES, *of_policies, *of_claims):
             yield from (Right(group, resource, verb, namespace) for verb in verbs)
-    for group, resource, verbs in (*_IN_THE_CLUSTER, *of_nodes):
+    for group, resource, verbs in (*_IN_THE_CLUSTER, *of_nodes, *of_slices):
         yield from (Right(group, resource, verb) for verb in verbs)
     if lease is not None:
         for verb, is_named in _OF_THE_LEASE:

@@ -8,7 +8,7 @@ it by version.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
@@ -116,6 +116,8 @@ class PodStore:
         self._num_ended: Counter[_Owner] = Counter()
         self._hosts: OrderedDict[_Owner, OrderedDict[str, None]] = OrderedDict()
         """By job: nodes on which its pods ran, the last one last."""
+        self.tainted: Mapping[str, str] = {}
+        """Tainted devices of pods, for people, by uid of the pod; replaced as a whole."""
 
     def hosts(self, key: JobKey, owner_uid: str) -> frozenset[str]:
         """Return the nodes on which pods of this very job were seen to run, lately or now."""
@@ -158,6 +160,22 @@ class PodStore:
     def jobs_on(self, node: str) -> list[JobKey]:
         """Return the jobs that have a pod on this node."""
         return [key for key, pods in self._pods.items() if any(known.view.node == node for known in pods.values())]
+
+    def claimants(self, key: JobKey, owner_uid: str) -> Iterator[PodView]:
+        """Yield a job's training pods that run, have claims of their own, and are not told to leave yet."""
+        for known in self._pods.get(key, {}).values():
+            pod = known.view
+            is_there = pod.node and not pod.is_deleting and not pod.is_terminal and not pod.leaving
+            if pod.claims and is_there and pod.owner_uid == owner_uid and pod.component == layout.TRAINER:
+                yield pod
+
+    def note_tainted(self, found: Mapping[str, str]) -> None:
+        """Take what was found of the devices of all pods."""
+        changed = {uid for uid in {*found, *self.tainted} if found.get(uid) != self.tainted.get(uid)}
+        self.tainted = found
+        for key, pods in list(self._pods.items()) if changed else ():
+            if any(known.view.uid in changed for known in pods.values()):
+                self._on_change(key)
 
     def mark(self) -> int:
         """See Store."""

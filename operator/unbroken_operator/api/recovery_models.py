@@ -143,7 +143,8 @@ class NodeSignals(Model):
     """Whether a cordoned node (spec.unschedulable) is about to go."""
     devices: Reaction = Reaction.MOVE
     """Whether pods leave when their kubelet calls one of their devices Unhealthy (allocatedResourcesStatus in a pod's
-    status, where the cluster has the feature ResourceHealthStatus)."""
+    status, where the cluster has the feature ResourceHealthStatus), or when a device of a ResourceClaim that was made
+    for the pod has a taint NoSchedule or NoExecute in its ResourceSlice that the claim does not tolerate."""
     taints: Annotated[tuple[NodeTaint, ...], Field(strict=False, max_length=16)] = ()
     """Taints of nodes that are about to go."""
     conditions: Annotated[tuple[NodeCondition, ...], Field(strict=False, max_length=16)] = ()

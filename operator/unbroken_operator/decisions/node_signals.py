@@ -1,4 +1,5 @@
-"""Which pods are to leave: their node says that it is about to go, or their kubelet that a device is broken."""
+"""Which pods are to leave: their node says that it is about to go, their kubelet that a device is broken, or a device
+of theirs is tainted."""
 
 from collections.abc import Iterable
 
@@ -25,11 +26,13 @@ def troubled_pods(snapshot: Snapshot, signals: NodeSignals, pods: Iterable[PodVi
     pods = list(pods)
     nodes = {pod.node for pod in pods if pod.node in snapshot.nodes}
     signs = {name: sign_of(snapshot.nodes[name], signals) for name in nodes}
-    found = {pod.uid: pod.leaving or _why(pod, signs.get(pod.node, ""), signals) for pod in pods}
+    found = {pod.uid: pod.leaving or _why(snapshot, pod, signs.get(pod.node, ""), signals) for pod in pods}
     return {uid: why for uid, why in found.items() if why}
 
 
-def _why(pod: PodView, sign: str, signals: NodeSignals) -> str:
+def _why(snapshot: Snapshot, pod: PodView, sign: str, signals: NodeSignals) -> str:
     if sign:
         return f"node {pod.node} {sign}"
-    return pod.broken_device if signals.devices is Reaction.MOVE else ""
+    if signals.devices is not Reaction.MOVE:
+        return ""
+    return pod.broken_device or snapshot.tainted_devices.get(pod.uid, "")

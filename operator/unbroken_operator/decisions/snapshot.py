@@ -27,6 +27,8 @@ MAX_AVOIDED, MAX_AVOIDS = MAX_SUSPECTS, 254 * MAX_SUSPECTS
 MAX_LABELS, MAX_LABELS_CHARACTERS = 128, 8192
 """Labels of others, and as many annotations, that are kept of a pod, and the characters of either."""
 MAX_FINALIZERS, MAX_FINALIZER = 16, 317
+MAX_CLAIMS, MAX_CLAIM = 16, 253
+"""ResourceClaims of a pod that are looked at, and characters of the name of each."""
 MAX_SERVICE_VALUES, MAX_SERVICE_CHARACTERS = 500, 8192
 TERMINAL_PHASES = ("Failed", "Succeeded")
 MIN_AGENT_RESTARTS = 3
@@ -105,6 +107,8 @@ class PodView:
     """Whether its kubelet reported that all containers ended for good, or it never had a node."""
     broken_device: str = ""
     """A device of its containers that its kubelet calls Unhealthy, for people; "" where it says so of none."""
+    claims: tuple[str, ...] = ()
+    """Names of the ResourceClaims that were made for it alone."""
     cut: str = ""
     """What of it is longer than anything that the operator makes, and was left out, for people; "" for nothing."""
 
@@ -317,6 +321,8 @@ class Snapshot:
     """Secrets with pods' tokens that are known to exist, by block."""
     hosts: frozenset[str] = frozenset()
     """Nodes on which the operator saw pods of this job run: reports may name any."""
+    tainted_devices: Mapping[str, str] = field(default_factory=dict)
+    """Tainted devices of pods of all jobs, for people, by uid of the pod."""
     unseen_nodes: frozenset[str] = frozenset()
     """Nodes of pods that this process has not seen yet: the watch of nodes may be behind that of pods."""
 
@@ -519,6 +525,7 @@ def pod_view(item: Mapping[str, Any]) -> PodView:
         finalizers=tuple(text[:MAX_FINALIZER] for text in (metadata.get("finalizers") or ())[:MAX_FINALIZERS]),
         has_ended=_has_ended(item),
         broken_device=_broken_device(status),
+        claims=_own_claims(status),
         cut=_cut(metadata),
     )
 
@@ -598,16 +605,16 @@ def _has_ended(item: Mapping[str, Any]) -> bool:
 def _problem(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Problem | None:
     gates = [gate["name"] for gate in spec.get("schedulingGates") or ()]
     if gates:
-        return Problem(Reason.PODS_GATED, _shorten(f"held back by scheduling gate {', '.join(gates)}"))
+        return Problem(Reason.PODS_GATED, shorten(f"held back by scheduling gate {', '.join(gates)}"))
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return Problem(Reason.UNSCHEDULABLE, _shorten(condition.get("message") or condition.get("reason") or ""))
+            return Problem(Reason.UNSCHEDULABLE, shorten(condition.get("message") or condition.get("reason") or ""))
     for container in _container_statuses(status):
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason = _WAITING_REASONS.get(waiting.get("reason", ""))
         if reason is not None:
             text = f"container {container['name']}: {waiting['reason']}: {waiting.get('message', '')}"
-            return Problem(reason, _shorten(text.rstrip(": ")))
+            return Problem(reason, shorten(text.rstrip(": ")))
     return None
 
 
@@ -625,7 +632,7 @@ def _agent_crashes(status: Mapping[str, Any]) -> str:
             last = state.get("terminated") or (container.get("lastState") or {}).get("terminated") or {}
             words = f"{last.get('reason', '')} {last.get('message', '')}".strip()
             code = last.get("exitCode", "unknown")
-            return _shorten(f"exit code {code}, {counted(num, 'restart')} {words}".rstrip())
+            return shorten(f"exit code {code}, {counted(num, 'restart')} {words}".rstrip())
     return ""
 
 
@@ -636,24 +643,30 @@ def _broken_device(status: Mapping[str, Any]) -> str:
             for device in allocated.get("resources") or ():
                 if device.get("health") == "Unhealthy":
                     name, device_id = str(allocated.get("name", ""))[:100], str(device.get("resourceID", ""))[:100]
-                    return _shorten(f"device {device_id} ({name}) of container {container['name'][:100]} is Unhealthy")
+                    return shorten(f"device {device_id} ({name}) of container {container['name'][:100]} is Unhealthy")
     return ""
+
+
+def _own_claims(status: Mapping[str, Any]) -> tuple[str, ...]:
+    # Not those that a pod's spec names: others may share them, and ranks would move from a device to the same one.
+    names = [item.get("resourceClaimName") for item in (status.get("resourceClaimStatuses") or ())[:MAX_CLAIMS]]
+    names.append((status.get("extendedResourceClaimStatus") or {}).get("resourceClaimName"))
+    return tuple(name for name in names if isinstance(name, str) and 0 < len(name) <= MAX_CLAIM)
 
 
 def _end(status: Mapping[str, Any]) -> str:
     if status.get("reason"):
-        return _shorten(f"{status['reason']}: {status.get('message', '')}".rstrip(": "))
+        return shorten(f"{status['reason']}: {status.get('message', '')}".rstrip(": "))
     for container in _container_statuses(status):
         ended = (container.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode"):
             details = f"{ended.get('reason', '')} {ended.get('message', '')}".strip()
-            return _shorten(
-                f"container {container['name']} ended with exit code {ended['exitCode']} {details}".rstrip()
-            )
+            return shorten(f"container {container['name']} ended with exit code {ended['exitCode']} {details}".rstrip())
     return "no container says why"
 
 
-def _shorten(text: str) -> str:
+def shorten(text: str) -> str:
+    """Return what others say as one line that may stand in the annotation of a pod that is to leave."""
     # It goes into annotations, which a terminal may show as they are.
     line = printable(" ".join(text.split())[: MAX_LEAVING + 1])
     return line if len(line) <= MAX_LEAVING else f"{line[: MAX_LEAVING - 3]}..."

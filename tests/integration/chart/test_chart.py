@@ -171,7 +171,8 @@ def test_validation_rules_are_left_out_where_kubernetes_does_not_know_them(
 
 def test_an_operator_for_namespaces_has_rights_on_jobs_there_only(helm: str) -> None:
     items = rendered(helm, "--set", "namespaces={a}")
-    (rule,) = one(items, "ClusterRole")["rules"]
+    rule, of_slices = one(items, "ClusterRole")["rules"]
+    assert (of_slices["resources"], of_slices["verbs"]) == (["resourceslices"], ["list"])
     assert rule == {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}
     readers, lease, own, role = (item for item in items if item["kind"] == "Role")
     assert readers["rules"][0]["verbs"] == ["get"], "users may see who leads, no more"
@@ -208,6 +209,7 @@ def test_the_roles_grant_what_the_operator_asks_for_at_its_start_and_nothing_els
         has_taints=has_more,
         has_node_condition=has_more,
         has_policies=True,
+        has_claims=True,
     )
     assert granted == set(wanted)
 

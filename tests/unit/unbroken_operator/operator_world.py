@@ -118,6 +118,8 @@ class World:
         self.deleted: list[DeletePod] = []
         self.led: list[LetLead] = []
         self.hosts: set[str] = set()
+        self.tainted_devices: dict[str, str] = {}
+        """By uid of the pod."""
         self._next_uid = 0
 
     def snapshot(self) -> Snapshot:
@@ -144,6 +146,7 @@ class World:
             unheard_for_s=self.unheard_for_s,
             heard_at=self.heard_at,
             memory=self.memory,
+            tainted_devices=dict(self.tainted_devices),
         )
 
     @property

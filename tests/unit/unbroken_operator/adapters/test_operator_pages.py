@@ -119,3 +119,10 @@ def test_a_watch_keeps_of_a_list_what_its_store_needs() -> None:
     asyncio.run(Informer(Paged(pods(3, 100)), "/api/v1/pods", store)._list())
     assert [type(item) for item in taken] == [Seen] * 3
     assert [pod.name for pod in store.of_job(("ml", "digits"))] == ["digits-0", "digits-1", "digits-2"]
+
+
+def test_of_a_list_that_is_bounded_the_rest_is_not_asked_for() -> None:
+    server = Paged(pods(4 * PAGE_SIZE, 1))
+    items, _ = asyncio.run(server.list("/api/v1/pods", most=PAGE_SIZE + 1))
+    assert len(items) == PAGE_SIZE + 1
+    assert len(server.answers) == 2
