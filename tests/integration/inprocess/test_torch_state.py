@@ -20,6 +20,7 @@ import torch._dynamo.distributed
 import torch.distributed as dist
 import torch.distributed._symmetric_memory
 import torch.distributed.checkpoint._async_process_executor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -135,6 +136,17 @@ def test_meshes_and_groups_of_an_iteration_are_gone_once_it_was_left() -> None:
 def test_every_name_of_the_list_is_in_this_torch() -> None:
     slow, missing = caches.empty_all()
     assert (slow, missing) == ([], [])
+
+
+def test_what_torch_knows_of_shapes_does_not_grow_with_each_iteration() -> None:
+    """It is keyed by groups: four entries came with each restart of FSDP2."""
+    cache = FakeTensorMode.cache
+    cache.clear()
+    with FakeTensorMode():
+        assert torch.ones(2).add(1).shape == (2,)
+    assert cache
+    caches.empty_all()
+    assert not cache
 
 
 def leave_grad_off() -> None:

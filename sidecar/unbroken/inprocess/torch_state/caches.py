@@ -125,6 +125,8 @@ MEMORIES: tuple[TorchCache, ...] = (
     # Keyed by names of groups, which begin again at "0".
     TorchCache(_SYMMETRIC_MEMORY, "_group_name_to_store", _want_empty, is_optional=True),
     TorchCache(_SYMMETRIC_MEMORY, "_group_name_to_workspace_tensor", _clear, is_optional=True),
+    # Keyed by groups, too, of which each iteration has others: it would grow with each restart.
+    TorchCache("torch._subclasses.fake_tensor", "FakeTensorMode.cache", _clear, is_optional=True),
     # Groups of the compiler's own.
     TorchCache("torch._dynamo.distributed", "_COMPILE_PG", _forget),
     TorchCache("torch._dynamo.distributed", "_GUARD_PG", _forget, is_optional=True),
