@@ -15,6 +15,7 @@ import stat
 import sys
 import urllib.parse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from unbroken.probes.daemon_answer import (
@@ -92,7 +93,7 @@ def _ask(options: argparse.Namespace) -> tuple[int, str]:
 
 def _require_socket(path: str) -> None:
     try:
-        mode = os.stat(path).st_mode  # noqa: PTH116 - as it is named in messages
+        mode = Path(path).stat().st_mode
     except OSError as error:
         raise NotCheckedError(f"no daemon: {path}: {error.strerror}: is it mounted into this container?") from error
     if not stat.S_ISSOCK(mode):

@@ -110,11 +110,17 @@ def test_ranks_leave_a_pod_whose_device_is_tainted_unless_its_claim_tolerates_it
         async with bench(kubeconfig_of("modern"), tmp_path) as made, serving_devices(made):
             template = {
                 "spec": {
-                    "containers": [{"name": "trainer", "image": "torch:2", "resources": {"claims": [{"name": "gpu"}]}}],
+                    "containers": [
+                        {
+                            "name": "trainer",
+                            "image": "torch:2",
+                            "command": ["python3", "train.py"],
+                            "resources": {"claims": [{"name": "gpu"}]},
+                        }
+                    ],
                     "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "gpus"}],
                 }
             }
-            template["spec"]["containers"][0]["command"] = ["python3", "train.py"]  # type: ignore[index] # it is one
             await made.apply("digits", replicas=2, spares={"count": 1}, template=template)
             names = ("digits-0", "digits-1", "digits-2")
             nodes = {name: f"{made.namespace}-{name}" for name in names}

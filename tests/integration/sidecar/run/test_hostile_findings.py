@@ -71,7 +71,7 @@ def train(call: inprocess.CallWrapper):
         os.write(1, b"slow: \\xff\\xfe" + {PRINTED!r}.encode() + b"A" * 5000 + b"\\n")
         call.ping(step=step)
         step += 1
-        time.sleep(0.05)
+        time.sleep(0.05)  # a step of the script; the file alone ends it
 
 train()
 """
