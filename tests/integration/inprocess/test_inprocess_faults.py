@@ -212,6 +212,7 @@ def test_worker_that_gloo_lets_wait_for_a_peer_is_freed(tmp_path: Path, what: st
         job.wait_for_end()
         assert values(job) == [2, 2]
         assert {rank: worker.pid for rank, worker in job.workers.items()} == pids
+        assert not job.events("freed")[0].values["has_looked_up_names"], "a rescue imports nothing"
 
 
 def has_left(job: AgentDouble, rank: int) -> bool:

@@ -91,7 +91,10 @@ def shut_waits_for_peers(world_size: int) -> None:
         _answered.add(address)
         try:
             for number in range(world_size):
-                with socket.create_connection(address, _CONNECT_S) as connection:
+                with socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET) as connection:
+                    connection.settimeout(_CONNECT_S)
+                    # Not by create_connection: to look up a name Python imports a codec, from a disk that may hang.
+                    connection.connect(address)
                     connection.sendall(struct.pack(_SEQUENCE_NUMBER, number))
         except OSError:
             # Its group is gone, or out of descriptors: its process may be ended for it later.
