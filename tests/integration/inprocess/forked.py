@@ -36,7 +36,9 @@ class Zygote:
             self._folder = Path(tempfile.mkdtemp(prefix="ubz-", dir="/tmp"))
         path = self._folder / "z"
         if self._process is None:
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+            # Of this tree, whichever one is installed.
+            code = os.pathsep.join((str(ROOT / "sidecar"), str(ROOT / "core"), str(ROOT)))
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": code}
             command = [sys.executable, str(HERE / "zygote.py"), str(path), *self._modules]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         process = self._process
