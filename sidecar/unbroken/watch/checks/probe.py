@@ -69,18 +69,25 @@ def _probe(item: Any, where: str) -> Probe:
         raise InputError(f"{where}: want an object with some of {sorted(_FIELDS)}, got {str(item)[:80]!r}")
     name, command = item.get("name"), item.get("command")
     if not isinstance(name, str) or not is_free(name):
-        raise InputError(f"{where}.name: want small letters, digits and dashes, and no built-in check, got {name!r}")
-    is_command = isinstance(command, list) and all(isinstance(word, str) and "\0" not in word for word in command)
-    if not is_command or not command:
+        raise InputError(
+            f"{where}.name: want small letters, digits and dashes, and no built-in check, got {str(name)[:80]!r}"
+        )
+    if not isinstance(command, list) or not command or not all(map(_is_word, command)):
         raise InputError(f"{where}.command: want a list of words, got {str(command)[:80]!r}")
     period_s, timeout_s = item.get("periodSeconds", 30), item.get("timeoutSeconds", 5)
     for field, value, most in (("periodSeconds", period_s, 3600), ("timeoutSeconds", timeout_s, 60)):
         if type(value) is not int or not 1 <= value <= most:
-            raise InputError(f"{where}.{field}: want 1 to {most}, got {value!r}")
-    verdict = _VERDICTS.get(item.get("verdict", Verdict.SUSPECT.value))
-    if verdict is None:
-        raise InputError(f"{where}.verdict: want one of {sorted(_VERDICTS)}, got {item['verdict']!r}")
-    return Probe(name, tuple(command), float(period_s), float(timeout_s), verdict)
+            raise InputError(f"{where}.{field}: want 1 to {most}, got {str(value)[:80]}")
+    word = item.get("verdict", Verdict.SUSPECT.value)
+    # A list, for one, could not be looked up.
+    if not isinstance(word, str) or word not in _VERDICTS:
+        raise InputError(f"{where}.verdict: want one of {sorted(_VERDICTS)}, got {str(word)[:80]!r}")
+    return Probe(name, tuple(command), float(period_s), float(timeout_s), _VERDICTS[word])
+
+
+def _is_word(value: Any) -> bool:
+    """Return whether a process can be started with it: JSON has lone surrogates, which have no bytes."""
+    return isinstance(value, str) and "\0" not in value and value == value.encode(errors="replace").decode()
 
 
 def judge_probe(probe: Probe, history: Looks | None, answer: CommandResult) -> Judgement:
