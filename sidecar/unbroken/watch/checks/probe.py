@@ -21,6 +21,7 @@ from unbroken_core.vocabulary.errors import InputError
 from unbroken_core.vocabulary.findings import LOG_LINES, PAIRS, PREFLIGHT, STRAGGLERS, Finding, Verdict
 
 MAX_PROBES: Final = 8
+VARIABLE: Final = "UNBROKEN_WATCH_PROBES"
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,37}[a-z0-9])?", re.ASCII)
 BUILT_IN: Final = frozenset(
     (
@@ -51,13 +52,17 @@ def is_free(name: str) -> bool:
 
 def read_probes(text: str) -> tuple[Probe, ...]:
     """Read UNBROKEN_WATCH_PROBES. Raises InputError that names what is wrong."""
-    where = "UNBROKEN_WATCH_PROBES"
     try:
         data = json.loads(text) if text else []
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: want JSON, got {text[:80]!r}") from error
+        raise InputError(f"{VARIABLE}: want JSON, got {text[:80]!r}") from error
     if not isinstance(data, list) or len(data) > MAX_PROBES:
-        raise InputError(f"{where}: want a list of at most {MAX_PROBES} probes, got {text[:80]!r}")
+        raise InputError(f"{VARIABLE}: want a list of at most {MAX_PROBES} probes, got {text[:80]!r}")
+    return probes_of(data, VARIABLE)
+
+
+def probes_of(data: Sequence[Any], where: str) -> tuple[Probe, ...]:
+    """Return the probes that a list in JSON describes. Raises InputError that names what is wrong, and `where`."""
     probes = tuple(_probe(item, f"{where}[{index}]") for index, item in enumerate(data))
     if len({probe.name for probe in probes}) < len(probes):
         raise InputError(f"{where}: want each name once, got {[probe.name for probe in probes]}")
