@@ -397,6 +397,13 @@ def test_the_last_words_of_a_child_that_ends_right_after_a_look_at_its_pipe_coun
         assert (ended.exit_code, ended.output) == (0, output)
 
 
+def test_nobody_waits_for_what_a_child_has_left_to_stop_printing(monkeypatch: pytest.MonkeyPatch) -> None:
+    # There is always something to read, however seldom the writers get a core.
+    monkeypatch.setattr("unbroken.watch.child.select.select", lambda readers, *_: (readers, [], []))
+    ended = CommandRunner().run(["sh", "-c", "yes & yes >&2 & exit 1"], 20.0, dict(os.environ))
+    assert ended.exit_code == 1
+
+
 def test_nothing_of_a_child_that_has_ended_goes_on_in_a_session_of_its_own(tmp_path: Path) -> None:
     """Seen before: each run of a probe that calls setsid left a process behind."""
     child, file = CommandRunner(), tmp_path / "pids"

@@ -97,7 +97,7 @@ def _is_word(value: Any) -> bool:
 
 def judge_probe(probe: Probe, history: Looks | None, answer: CommandResult) -> Judgement:
     """Return what the end of a probe means."""
-    text = next(iter(answer.output.strip().splitlines()), "")[:200]
+    text = _message(answer)
     looks = look_again(history or {}, {(probe.name, "failed")} if answer.exit_code == 1 else set())
     seen = sum(looks.get((probe.name, "failed"), ()))
     if answer.exit_code == 1 or (answer.exit_code == 0 and seen):
@@ -108,6 +108,15 @@ def judge_probe(probe: Probe, history: Looks | None, answer: CommandResult) -> J
         return Judgement((Finding(probe.name, "", Verdict.OK, message=text),), looks)
     how = "it did not end in time" if answer.exit_code is None else f"exit code {answer.exit_code}"
     return Judgement((Finding(probe.name, "", Verdict.UNKNOWN, "probe-unknown", message=f"{how}: {text}"),), looks)
+
+
+def _message(answer: CommandResult) -> str:
+    """Return the first line of the output; where it has none, the last one of what it says went wrong."""
+    said, complaint = answer.output.strip().splitlines(), answer.complaint.strip().splitlines()
+    line = next(iter(said), "")[:200]
+    if line or not complaint or answer.exit_code == 0:
+        return line
+    return f"{complaint[-1][:180]} (standard error)"
 
 
 def make_checks(probes: Sequence[Probe]) -> list[Check]:

@@ -22,6 +22,17 @@ PROBE = Probe("scratch", ("true",))
         pytest.param(
             CommandResult(77, "x" * 4096, 0.0), Verdict.UNKNOWN, f"exit code 77: {'x' * 200}", id="an odd end"
         ),
+        pytest.param(
+            CommandResult(1, "", 0.0, "trace\nE: no module\n"), Verdict.SUSPECT, "E: no module (standard error)", id="E"
+        ),
+        pytest.param(
+            CommandResult(127, " \n", 0.0, "sh: x: not found"),
+            Verdict.UNKNOWN,
+            "exit code 127: sh: x: not found (standard error)",
+            id="an end that the shell explains",
+        ),
+        pytest.param(CommandResult(1, "said", 0.0, "noise"), Verdict.SUSPECT, "said", id="words before noise"),
+        pytest.param(CommandResult(0, "", 0.0, "a warning"), Verdict.OK, "", id="all is well in spite of noise"),
         pytest.param(CommandResult(-9, "", 0.0), Verdict.UNKNOWN, "exit code -9: ", id="a signal"),
         pytest.param(CommandResult(None, "", 0.0), Verdict.UNKNOWN, "it did not end in time: ", id="never"),
     ],
@@ -59,6 +70,23 @@ def test_probes_run_and_what_they_print_is_bounded() -> None:
         "exit code 127: cannot be started: No such file or directory",
     )
     assert (secret.verdict, secret.message) == (Verdict.OK, "")
+
+
+def test_why_a_probe_cannot_go_on_is_known_by_what_it_says_last_on_standard_error() -> None:
+    probes = read_probes(
+        json.dumps(
+            [
+                {"name": "module", "command": ["python3", "-m", "nowhere.at_all"], "timeoutSeconds": 60},
+                {"name": "noise", "command": ["sh", "-c", "yes | head -c 300000 >&2; echo at last >&2; exit 3"]},
+                {"name": "binary", "command": ["sh", "-c", "printf 'a\\377\\033[2J' >&2; exit 1"]},
+            ]
+        )
+    )
+    module, noise, binary = (check.judge(None, check.sample()).findings[0] for check in make_checks(probes))
+    assert module.verdict is Verdict.SUSPECT
+    assert "No module named" in module.message
+    assert (noise.verdict, noise.message) == (Verdict.UNKNOWN, "exit code 3: at last (standard error)")
+    assert binary.message == "a\ufffd\x1b[2J (standard error)"
 
 
 @pytest.mark.parametrize(
