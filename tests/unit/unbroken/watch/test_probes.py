@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
+from unbroken.watch.checks.check import Check, Judgement, not_checked
 from unbroken.watch.checks.probe import Probe, judge_probe, make_checks, read_probes
 from unbroken.watch.child import MAX_OUTPUT_BYTES, CommandResult
+from unbroken.watch.lane import Lane
 from unbroken_core.vocabulary.errors import InputError
-from unbroken_core.vocabulary.findings import Verdict
+from unbroken_core.vocabulary.findings import Finding, Verdict
 
 PROBE = Probe("scratch", ("true",))
 
@@ -87,6 +89,42 @@ def test_why_a_probe_cannot_go_on_is_known_by_what_it_says_last_on_standard_erro
     assert "No module named" in module.message
     assert (noise.verdict, noise.message) == (Verdict.UNKNOWN, "exit code 3: at last (standard error)")
     assert binary.message == "a\ufffd\x1b[2J (standard error)"
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_why_a_check_that_somebody_wants_knows_nothing_is_in_the_log_once_while_it_lasts(
+    is_wanted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = 0.0
+    answers = [*[CommandResult(2, "no \x1b daemon", 0.0)] * 3, CommandResult(0, "", 0.0), CommandResult(2, "gone", 0.0)]
+
+    def sample() -> CommandResult:
+        return answers.pop(0)
+
+    check = Check("daemon", 300.0, sample, lambda history, answer: judge_probe(PROBE, history, answer))
+    lane = Lane([check], lambda _check, _findings: None, lambda: now_s, is_wanted=is_wanted)
+    seen = []
+    while answers:
+        lane.step()
+        seen.append([each.getMessage() for each in caplog.records])
+        caplog.clear()
+        now_s += 300.0
+    first, last = ([f"nothing is known: check=daemon why=exit code 2: {why}"] for why in ("no \\x1b daemon", "gone"))
+    assert seen == ([first, [], [], [], last] if is_wanted else [[]] * 5)
+
+
+def test_a_check_that_knows_nothing_now_and_then_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    now_s = 0.0
+
+    def judge(_history: object, at_s: float) -> Judgement:
+        finding = Finding("fans", "", Verdict.OK) if at_s % 2 else not_checked("fans", "no driver")
+        return Judgement((finding,), None)
+
+    lane = Lane([Check("fans", 1.0, lambda: now_s, judge)], lambda _c, _f: None, lambda: now_s, is_wanted=True)
+    for _ in range(1200):
+        lane.step()
+        now_s += 1.0
+    assert [each.getMessage() for each in caplog.records] == ["nothing is known: check=fans why=no driver"] * 2
 
 
 @pytest.mark.parametrize(
