@@ -309,7 +309,8 @@ def test_what_an_import_of_others_does_holds_no_other_check_up(running: Running,
 def test_what_a_health_daemon_of_the_node_says_is_a_finding(running: Running) -> None:
     def said(verdict: Verdict) -> str:
         running.agent.wait(lambda found: verdict in (found[key] for key in found if key[0] == "node-daemon"))
-        return next(each.message for each in running.agent.health.findings if each.check == "node-daemon")
+        told = [each for each in running.agent.health.findings if each.check == "node-daemon"]
+        return next(each.message for each in told if each.verdict is verdict)
 
     with contextlib.closing(Daemon()) as daemon:
         endpoint = daemon.start(hex=response(True, 0, '{"fail_count": 0}'))
@@ -323,6 +324,7 @@ def test_what_a_health_daemon_of_the_node_says_is_a_finding(running: Running) ->
         assert said(Verdict.FATAL) == "the daemon's check failed: exit code 3, fail_count 1: GPU 5 is lost"
         daemon.kill()
         assert said(Verdict.UNKNOWN).startswith(f"exit code 2: no answer of {endpoint}: UNAVAILABLE: ")
+        assert said(Verdict.FATAL).startswith("the daemon's check failed: "), "nothing was taken back"
 
 
 def test_a_driver_that_hangs_tells_nothing_and_holds_up_nothing_else(

@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from unbroken.watch.checks.check import Check, Judgement
@@ -80,9 +80,9 @@ def _probe(item: Any, where: str) -> Probe:
     if not isinstance(command, list) or not command or not all(map(_is_word, command)):
         raise InputError(f"{where}.command: want a list of words, got {str(command)[:80]!r}")
     period_s, timeout_s = item.get("periodSeconds", 30), item.get("timeoutSeconds", 5)
-    for field, value, most in (("periodSeconds", period_s, 3600), ("timeoutSeconds", timeout_s, 60)):
+    for what, value, most in (("periodSeconds", period_s, 3600), ("timeoutSeconds", timeout_s, 60)):
         if type(value) is not int or not 1 <= value <= most:
-            raise InputError(f"{where}.{field}: want 1 to {most}, got {str(value)[:80]}")
+            raise InputError(f"{where}.{what}: want 1 to {most}, got {str(value)[:80]}")
     word = item.get("verdict", Verdict.SUSPECT.value)
     # A list, for one, could not be looked up.
     if not isinstance(word, str) or word not in _VERDICTS:
@@ -95,19 +95,35 @@ def _is_word(value: Any) -> bool:
     return isinstance(value, str) and "\0" not in value and value == value.encode(errors="replace").decode()
 
 
-def judge_probe(probe: Probe, history: Looks | None, answer: CommandResult) -> Judgement:
-    """Return what the end of a probe means."""
-    text = _message(answer)
-    looks = look_again(history or {}, {(probe.name, "failed")} if answer.exit_code == 1 else set())
+@dataclass(frozen=True)
+class ProbeHistory:
+    """What is remembered between two runs of a probe."""
+
+    looks: Looks = field(default_factory=dict)
+    """Of runs that knew anything."""
+    failure: str = ""
+    """What it said when it failed last."""
+
+
+def judge_probe(probe: Probe, history: ProbeHistory | None, answer: CommandResult) -> Judgement:
+    """Return what the end of a probe means. One that knows nothing takes nothing back: what failed is not well for it,
+    nor has it failed again."""
+    before, text = history or ProbeHistory(), _message(answer)
+    has_failed, is_known = answer.exit_code == 1, answer.exit_code in (0, 1)
+    looks = look_again(before.looks, {(probe.name, "failed")} if has_failed else set()) if is_known else before.looks
+    failure = (text or "the probe says no more") if has_failed else before.failure
     seen = sum(looks.get((probe.name, "failed"), ()))
-    if answer.exit_code == 1 or (answer.exit_code == 0 and seen):
-        message = text or "the probe says no more"
-        finding = Finding(probe.name, "", probe.verdict, "probe-failed", "see what the probe looks at", message, seen)
-        return Judgement((finding,), looks)
-    if answer.exit_code == 0:
-        return Judgement((Finding(probe.name, "", Verdict.OK, message=text),), looks)
-    how = "it did not end in time" if answer.exit_code is None else f"exit code {answer.exit_code}"
-    return Judgement((Finding(probe.name, "", Verdict.UNKNOWN, "probe-unknown", message=f"{how}: {text}"),), looks)
+    findings = []
+    if seen:
+        since = "" if has_failed else "; its last look passed" if is_known else "; its last look knows nothing"
+        action = "see what the probe looks at"
+        findings.append(Finding(probe.name, "", probe.verdict, "probe-failed", action, f"{failure}{since}", seen))
+    elif is_known:
+        findings.append(Finding(probe.name, "", Verdict.OK, message=text))
+    if not is_known:
+        how = "it did not end in time" if answer.exit_code is None else f"exit code {answer.exit_code}"
+        findings.append(Finding(probe.name, "", Verdict.UNKNOWN, "probe-unknown", message=f"{how}: {text}"))
+    return Judgement(tuple(findings), ProbeHistory(looks, failure))
 
 
 def _message(answer: CommandResult) -> str:

@@ -55,6 +55,42 @@ def test_a_probe_that_fails_again_is_seen_again_and_its_last_failure_is_soon_for
     assert seen == [(suspect, 1), (suspect, 2), (suspect, 2), (suspect, 1), (Verdict.OK, 1)]
 
 
+def test_what_failed_is_not_well_where_the_probe_knows_nothing_any_more() -> None:
+    """Seen before: where a daemon had called the node broken and ended, or a command failed and then hung, nothing was
+    wrong any more."""
+    history: Any = None
+    told = []
+    for answer in (
+        CommandResult(None, "", 0.0),
+        CommandResult(1, "GPU 5 is lost", 0.0),
+        CommandResult(2, "no daemon", 0.0),
+        CommandResult(None, "", 0.0),
+        CommandResult(-9, "", 0.0),
+        CommandResult(127, "", 0.0),
+        CommandResult(0, "fine", 0.0),
+        CommandResult(0, "fine", 0.0),
+        CommandResult(0, "fine", 0.0),
+        CommandResult(2, "no daemon", 0.0),
+    ):
+        judgement = judge_probe(PROBE, history, answer)
+        history = judgement.history
+        told.append([(each.verdict, each.message, each.seen) for each in judgement.findings])
+    lost = (Verdict.SUSPECT, "GPU 5 is lost; its last look knows nothing", 1)
+    passed = [(Verdict.SUSPECT, "GPU 5 is lost; its last look passed", 1)]
+    assert told == [
+        [(Verdict.UNKNOWN, "it did not end in time: ", 1)],
+        [(Verdict.SUSPECT, "GPU 5 is lost", 1)],
+        [lost, (Verdict.UNKNOWN, "exit code 2: no daemon", 1)],
+        [lost, (Verdict.UNKNOWN, "it did not end in time: ", 1)],
+        [lost, (Verdict.UNKNOWN, "exit code -9: ", 1)],
+        [lost, (Verdict.UNKNOWN, "exit code 127: ", 1)],
+        passed,
+        passed,
+        [(Verdict.OK, "fine", 1)],
+        [(Verdict.UNKNOWN, "exit code 2: no daemon", 1)],
+    ]
+
+
 def test_probes_run_and_what_they_print_is_bounded() -> None:
     probes = read_probes(
         json.dumps(
