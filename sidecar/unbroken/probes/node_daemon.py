@@ -11,6 +11,7 @@ healthy; here that is unknown.
 
 import argparse
 import os
+import socket
 import stat
 import sys
 import urllib.parse
@@ -33,6 +34,7 @@ HEALTHY, FAILED, UNKNOWN = 0, 1, 2
 _MAX_PATH_BYTES: Final = 107
 """Of a Unix socket's path, as Linux has it."""
 _MAX_TIMEOUT_S: Final = 60.0
+_CONNECT_S: Final = 0.5
 
 
 class _Parser(argparse.ArgumentParser):
@@ -48,9 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code, line = UNKNOWN, str(error)
     except Exception as error:  # Python would end with 1, which says that the node is broken.
         code, line = UNKNOWN, f"the daemon could not be asked: {error!r}"
-    # As bytes: a locale may have no name for what the daemon says.
-    sys.stdout.buffer.write(line_of(line).encode() + b"\n")
-    sys.stdout.flush()
+    try:
+        # As bytes, and by no object of Python's: a locale may have no name for what the daemon says.
+        os.write(1, line_of(line).encode() + b"\n")
+    except OSError as error:
+        print(f"{line_of(line)}: cannot be said: {error}", file=sys.stderr)
+        return UNKNOWN
     return code
 
 
@@ -110,14 +115,30 @@ def _call(grpc: Any, path: str, request: bytes, timeout_s: float) -> bytes:
     )
     with grpc.insecure_channel(f"unix:{urllib.parse.quote(path)}", options) as channel:
         try:
-            answer: bytes = channel.unary_unary(METHOD)(request, timeout=timeout_s)
+            answer: bytes | None = channel.unary_unary(METHOD)(request, timeout=timeout_s)
         except grpc.RpcError as error:
             code, details = error.code(), error.details() or "no more is said"
             if code is grpc.StatusCode.UNIMPLEMENTED:
                 raise NotCheckedError(f"{path} answers, but does not know {METHOD}: {details}") from error
             limit = f" (--timeout {timeout_s:g})" if code is grpc.StatusCode.DEADLINE_EXCEEDED else ""
-            raise NotCheckedError(f"no answer of {path}: {code.name}{limit}: {details}") from error
+            # gRPC says last what a line has no room for.
+            refusal = _refusal(path) if code is grpc.StatusCode.UNAVAILABLE else ""
+            raise NotCheckedError(f"no answer of {path}: {code.name}{limit}: {refusal or details}") from error
+    # gRPC's own value for a daemon that ends the call well and says nothing.
+    if answer is None:
+        raise NotCheckedError(f"no answer of {path}: it ended the call without one")
     return answer
+
+
+def _refusal(path: str) -> str:
+    """Return why nothing can connect to a socket now, "" where something can."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_CONNECT_S)
+        try:
+            connection.connect(path)
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ _FLAGS = {
     "maxFaultsPerRank": "--max-faults-per-rank",
     "restart.growBackSeconds": "--grow-back",
     "health.logRules": "--log-rules",
+    "health.probes": "--probes",
     "health.preflight.timeoutSeconds": "--preflight-timeout",
     "health.preflight.pairs": "--preflight-pairs",
     "health.preflight.mode": "--preflight",

@@ -1,50 +1,19 @@
 """`--log-rules`: the log rules of a job in JSON, with the fields of spec.health.logRules."""
 
-import json
-from pathlib import Path
 from typing import Any
 
+from unbroken.run.json_lists import read_json_list
 from unbroken_core.protocol.log_rules.rules import MAX_RULES, LogRanks, LogRule, LogVerdict
 from unbroken_core.vocabulary.errors import InputError
 
 _WHERE = "--log-rules"
-_MAX_BYTES = 64 << 10
 _FIELDS = {"name", "pattern", "verdict", "expectedWithinSeconds", "recurringSeconds", "ranks"}
 
 
 def read_log_rules(given: str) -> tuple[LogRule, ...]:
     """Read a file, or the text itself where it begins with [. Raises InputError that says where and what is wrong."""
-    if not given.strip():
-        raise InputError(f"{_WHERE}: want a list in JSON, or a file with one, got {given!r}; want [] for no rules")
-    text = given if given.lstrip().startswith("[") else _content(Path(given))
-    if len(text) > _MAX_BYTES:
-        raise InputError(f"{_WHERE}: want at most {_MAX_BYTES} bytes, got {len(text)}")
-    try:
-        data = json.loads(text, object_pairs_hook=_object)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{_WHERE}: want JSON, got {text[:80]!r}: {error}") from None
-    if not isinstance(data, list) or len(data) > MAX_RULES:
-        raise InputError(f"{_WHERE}: want a list of at most {MAX_RULES} rules, got {text[:80]!r}")
+    data = read_json_list(_WHERE, given, "rules", MAX_RULES)
     return tuple(_rule(item, f"{_WHERE}[{index}]") for index, item in enumerate(data))
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _value in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(f"{_WHERE}: the key {twice[:80]!r} is in one object twice; want it once")
-    return found
-
-
-def _content(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(_MAX_BYTES + 1).decode()
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{_WHERE}: want a list in JSON, or a file with one, got {str(path)[:200]!r}: {error}"
-        ) from None
 
 
 def _rule(item: Any, where: str) -> LogRule:

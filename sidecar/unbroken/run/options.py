@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -11,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from unbroken.run.json_lists import read_json_list
 from unbroken.run.log_rules import read_log_rules
 from unbroken.run.memory_folder import read_size
+from unbroken.watch.checks.probe import MAX_PROBES, probes_of
 from unbroken_core.protocol.settings import (
     DEFAULT_RUNGS,
     USUAL_PREFLIGHT_S,
@@ -63,6 +66,8 @@ class RunOptions:
     """More of the workers' environment."""
     work_folder: Path | None = None
     """In which workers begin; None: the present one."""
+    probes: str = ""
+    """Commands with which the watches look at more, as the watch reads them; "" for none."""
     max_faults: int | None = None
     """With more than this the run is given up; None: only as the job's settings say."""
 
@@ -116,6 +121,7 @@ def options_of(parsed: argparse.Namespace) -> RunOptions:
         is_encrypted=_is_encrypted(parsed.tls),
         memory_bytes=read_size("--memory", parsed.memory) if parsed.memory else None,
         allows_faults=parsed.allow_faults,
+        probes=_probes(parsed),
     )
 
 
@@ -210,6 +216,16 @@ def _add_times(parser: argparse.ArgumentParser) -> None:
         times.add_argument(f"--{name}", type=float, default=default, metavar="S", help=f"({default:g})")
 
 
+def _probes(parsed: argparse.Namespace) -> str:
+    if parsed.probes is None:
+        return ""
+    if parsed.health == HealthMode.OFF.value:
+        raise InputError("--probes: nothing runs them with --health Off; want --health Observe or Act")
+    data = read_json_list("--probes", parsed.probes, "probes", MAX_PROBES)
+    # As it was written: what JSON writes with escapes may have six times as much, and a variable has an end.
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")) if probes_of(data, "--probes") else ""
+
+
 def _add_health(parser: argparse.ArgumentParser) -> None:
     health = parser.add_argument_group("health")
     health.add_argument(
@@ -217,6 +233,9 @@ def _add_health(parser: argparse.ArgumentParser) -> None:
         choices=[mode.value for mode in HealthMode],
         default=HealthMode.OFF.value,
         help="watch devices and links: Observe reports, Act moves ranks (Off)",
+    )
+    health.add_argument(
+        "--probes", metavar="JSON", help="commands that look at more: a list as in spec.health.probes, or its file"
     )
     health.add_argument(
         "--stragglers",

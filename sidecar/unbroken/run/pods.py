@@ -9,6 +9,7 @@ from pathlib import Path
 from unbroken.run.certificates import CertificateFiles
 from unbroken.run.children import Child
 from unbroken.run.options import RunOptions
+from unbroken.watch.checks.probe import VARIABLE as WATCH_PROBES
 from unbroken_core.pod.fault_orders import ALLOW
 from unbroken_core.protocol.messages import PodObservation
 from unbroken_core.protocol.settings import HealthMode
@@ -28,7 +29,7 @@ _USERS = (
     "UNBROKEN_PREIMPORT",
     "UNBROKEN_WATCH_DELAY",
     "UNBROKEN_WATCH_ROOT",
-    "UNBROKEN_WATCH_PROBES",
+    WATCH_PROBES,
     "UNBROKEN_WATCH_STORAGE",
 )
 """Variables that a user may set; all others with this prefix belong to one job."""
@@ -155,6 +156,8 @@ class Recipes:
             environment[ALLOW] = "1"
         if self.options.settings.health is not HealthMode.OFF:
             environment["UNBROKEN_WATCH"] = "1"
+        if self.options.probes:
+            environment[WATCH_PROBES] = self.options.probes
         if self.options.settings.preflight is not HealthMode.OFF:
             environment["UNBROKEN_PREFLIGHT"] = f"{self.options.settings.preflight_s:g}"
         if self.options.settings.preflight_pairs:

@@ -10,6 +10,7 @@ import select
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 MAX_OUTPUT_BYTES = 4096
@@ -18,6 +19,8 @@ _MARK = "UNBROKEN_PROBE_RUN"
 _MAX_ENVIRON_BYTES = 2 << 20
 _START = 19
 """Of the fields of /proc/<pid>/stat after the name: when it began, in ticks since the machine did."""
+_MOST_RESTS = 32
+"""Reads of what is left in a pipe, which has 64 KiB as a rule."""
 _ROUNDS = 10
 """What forks while it is looked for is found in the next one."""
 
@@ -31,6 +34,8 @@ class CommandResult:
     output: str
     cpu_s: float
     """Of the child, as far as it is known."""
+    complaint: str = ""
+    """The end of its standard error: interpreters and shells say there last why they cannot go on."""
 
 
 class CommandRunner:
@@ -45,75 +50,101 @@ class CommandRunner:
             return CommandResult(None, "", 0.0)
         self._stuck = None
         mark = secrets.token_hex(8)
-        reader, writer = os.pipe2(os.O_CLOEXEC)
-        try:
+        with closing(_Output()) as said, closing(_Output(keeps_end=True)) as complaint:
             pid = os.posix_spawnp(
                 command[0],
                 list(command),
                 {**environment, _MARK: mark},
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_DUP2, writer, 1),
-                    (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, said.writer, 1),
+                    (os.POSIX_SPAWN_DUP2, complaint.writer, 2),
                 ],
                 setpgroup=0,
             )
-        except OSError:
-            os.close(reader)
-            raise
-        finally:
-            os.close(writer)
-        start = _start(pid)
-        try:
-            return self._follow(pid, reader, time.monotonic() + timeout_s)
-        finally:
-            os.close(reader)
-            _kill_marked(f"{_MARK}={mark}".encode(), start)
+            said.hand_over()
+            complaint.hand_over()
+            start = _start(pid)
+            try:
+                return self._follow(pid, said, complaint, time.monotonic() + timeout_s)
+            finally:
+                _kill_marked(f"{_MARK}={mark}".encode(), start)
 
-    def _follow(self, pid: int, reader: int, until_s: float) -> CommandResult:
-        output = b""
-        is_open = True
+    def _follow(self, pid: int, said: "_Output", complaint: "_Output", until_s: float) -> CommandResult:
         while (rest_s := until_s - time.monotonic()) > 0:
-            if is_open and select.select([reader], [], [], min(rest_s, _LOOK_S))[0]:
-                data = os.read(reader, 65_536)
-                is_open = bool(data)
-                output = (output + data)[:MAX_OUTPUT_BYTES]
-                if is_open:
-                    continue
-            # Its own children may hold the pipe open for longer than it lives.
+            open_ones = {each.reader: each for each in (said, complaint) if each.is_open}
+            if open_ones:
+                for reader in select.select(list(open_ones), [], [], min(rest_s, _LOOK_S))[0]:
+                    open_ones[reader].read()
+            else:
+                time.sleep(min(rest_s, _LOOK_S / 4))
+            # Its own children may hold the pipes open for longer than it lives, and go on writing.
             ended = _wait(pid)
             if ended is not None:
-                # It may have written its last words after the look at the pipe.
-                return CommandResult(ended[0], _text(output + _rest(reader, MAX_OUTPUT_BYTES - len(output))), ended[1])
-            if not is_open:
-                time.sleep(min(rest_s, _LOOK_S / 4))
-        return self._end(pid, output)
+                # It may have written its last words after the look at the pipes.
+                said.read_rest()
+                complaint.read_rest()
+                return CommandResult(ended[0], said.text, ended[1], complaint.text)
+        return self._end(pid, said, complaint)
 
-    def _end(self, pid: int, output: bytes) -> CommandResult:
+    def _end(self, pid: int, said: "_Output", complaint: "_Output") -> CommandResult:
         _kill(pid)
         for _ in range(20):
             ended = _wait(pid)
             if ended is not None:
-                return CommandResult(None, _text(output), ended[1])
+                return CommandResult(None, said.text, ended[1], complaint.text)
             time.sleep(0.05)
         self._stuck = pid
-        return CommandResult(None, _text(output), 0.0)
+        return CommandResult(None, said.text, 0.0, complaint.text)
 
     @staticmethod
     def _reap(pid: int) -> bool:
         return _wait(pid) is not None
 
 
-def _rest(reader: int, num_bytes: int) -> bytes:
-    """Return what is in a pipe, and wait for nothing: whoever holds its other end may go on."""
-    os.set_blocking(reader, False)
-    output = b""
-    try:
-        while len(output) < num_bytes and (data := os.read(reader, num_bytes - len(output))):
-            output += data
-    except BlockingIOError:
-        pass
-    return output
+class _Output:
+    """What a child writes to one pipe: the first MAX_OUTPUT_BYTES of it, or the last."""
+
+    def __init__(self, *, keeps_end: bool = False) -> None:
+        self.reader, self.writer = os.pipe2(os.O_CLOEXEC)
+        self.is_open = True
+        """Whether a process holds its other end."""
+        self._keeps_end = keeps_end
+        self._data = b""
+
+    def hand_over(self) -> None:
+        """Close the end that the child has now."""
+        os.close(self.writer)
+        self.writer = -1
+
+    def close(self) -> None:
+        """Close what is open of it."""
+        os.close(self.reader)
+        if self.writer >= 0:
+            self.hand_over()
+
+    @property
+    def text(self) -> str:
+        """What it has said."""
+        return self._data.decode(errors="replace")
+
+    def read(self) -> None:
+        """Take what is there, or wait for it."""
+        data = os.read(self.reader, 65_536)
+        self.is_open = bool(data)
+        data = self._data + data
+        self._data = data[-MAX_OUTPUT_BYTES:] if self._keeps_end else data[:MAX_OUTPUT_BYTES]
+
+    def read_rest(self) -> None:
+        """Take what is there, and wait for nothing: whoever holds the other end may go on, so it has a bound."""
+        os.set_blocking(self.reader, False)
+        try:
+            for _ in range(_MOST_RESTS):
+                if not self.is_open:
+                    return
+                self.read()
+        except BlockingIOError:
+            return
 
 
 def _wait(pid: int) -> tuple[int, float] | None:
@@ -195,7 +226,3 @@ def _read(path: str, num_bytes: int) -> bytes:
         return os.read(descriptor, num_bytes)
     finally:
         os.close(descriptor)
-
-
-def _text(output: bytes) -> str:
-    return output.decode(errors="replace")

@@ -77,13 +77,13 @@ class Watch:
         # Before the code of others runs: it may end the process.
         if self._link.connect(time.monotonic()):
             self._link.send(Health((STARTING,)), time.monotonic())
-        probes = [Lane([check], self._board.put) for check in make_checks(config.probes)]
+        probes = [Lane([check], self._board.put, is_wanted=True) for check in make_checks(config.probes)]
         extensions = Extensions({probe.name for probe in config.probes}, self._add)
         self._lanes = (
             *make_lanes(config, self._board),
             *probes,
             *_lane_of_faults(config, self._board),
-            Lane([extensions.check()], self._board.put),
+            Lane([extensions.check()], self._board.put, is_wanted=True),
         )
         self._listener = EventListener(config.visible_devices, self._board.put, EVENTS)
         self._sent: Health | None = None
@@ -100,7 +100,7 @@ class Watch:
 
     def _add(self, check: Check) -> None:
         """Begin with a check that was loaded; called in the thread that loads."""
-        lane = Lane([check], self._board.put)
+        lane = Lane([check], self._board.put, is_wanted=True)
         self._lanes = (*self._lanes, lane)
         lane.start()
 

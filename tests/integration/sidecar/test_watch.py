@@ -309,7 +309,8 @@ def test_what_an_import_of_others_does_holds_no_other_check_up(running: Running,
 def test_what_a_health_daemon_of_the_node_says_is_a_finding(running: Running) -> None:
     def said(verdict: Verdict) -> str:
         running.agent.wait(lambda found: verdict in (found[key] for key in found if key[0] == "node-daemon"))
-        return next(each.message for each in running.agent.health.findings if each.check == "node-daemon")
+        told = [each for each in running.agent.health.findings if each.check == "node-daemon"]
+        return next(each.message for each in told if each.verdict is verdict)
 
     with contextlib.closing(Daemon()) as daemon:
         endpoint = daemon.start(hex=response(True, 0, '{"fail_count": 0}'))
@@ -323,6 +324,7 @@ def test_what_a_health_daemon_of_the_node_says_is_a_finding(running: Running) ->
         assert said(Verdict.FATAL) == "the daemon's check failed: exit code 3, fail_count 1: GPU 5 is lost"
         daemon.kill()
         assert said(Verdict.UNKNOWN).startswith(f"exit code 2: no answer of {endpoint}: UNAVAILABLE: ")
+        assert said(Verdict.FATAL).startswith("the daemon's check failed: "), "nothing was taken back"
 
 
 def test_a_driver_that_hangs_tells_nothing_and_holds_up_nothing_else(
@@ -395,6 +397,13 @@ def test_the_last_words_of_a_child_that_ends_right_after_a_look_at_its_pipe_coun
     ):
         ended = CommandRunner().run(["sh", "-c", command], LIMIT_S, dict(os.environ))
         assert (ended.exit_code, ended.output) == (0, output)
+
+
+def test_nobody_waits_for_what_a_child_has_left_to_stop_printing(monkeypatch: pytest.MonkeyPatch) -> None:
+    # There is always something to read, however seldom the writers get a core.
+    monkeypatch.setattr("unbroken.watch.child.select.select", lambda readers, *_: (readers, [], []))
+    ended = CommandRunner().run(["sh", "-c", "yes & yes >&2 & exit 1"], 20.0, dict(os.environ))
+    assert ended.exit_code == 1
 
 
 def test_nothing_of_a_child_that_has_ended_goes_on_in_a_session_of_its_own(tmp_path: Path) -> None:

@@ -402,6 +402,37 @@ def test_log_rules_that_cannot_be_are_refused_with_where_and_what(rules: str, sa
         read_options(["--log-rules", rules, "true"])
 
 
+PROBES = [{"name": "scratch", "command": ["sh", "-c", "test -w /scratch || exit 1  # \u00fc"], "periodSeconds": 60}]
+
+
+def test_probes_are_those_of_a_spec_in_a_file_or_in_place(tmp_path: Path) -> None:
+    file = tmp_path / "probes.json"
+    file.write_text(json.dumps(PROBES))
+    for given in (str(file), json.dumps(PROBES)):
+        probes = read_options(["--health", "Observe", "--probes", given, "true"]).probes
+        assert json.loads(probes) == PROBES
+        assert len(probes.encode()) < len(json.dumps(PROBES)), "a variable has an end"
+    assert read_options(["true"]).probes == read_options(["--health", "Act", "--probes", "[]", "true"]).probes == ""
+
+
+@pytest.mark.parametrize(
+    ("mode", "probes", "said"),
+    [
+        ("Off", json.dumps(PROBES), "--probes: nothing runs them with --health Off; want --health Observe or Act"),
+        ("Act", "/nowhere/probes.json", "--probes: want a list in JSON, or a file with one, got '/nowhere/probes.json"),
+        ("Act", "", "--probes: want a list in JSON, or a file with one, got ''; want \\[\\] for no probes"),
+        ("Act", json.dumps(PROBES * 9), "--probes: want a list of at most 8 probes, got"),
+        ("Act", json.dumps(PROBES * 2), "--probes: want each name once, got \\['scratch', 'scratch'\\]"),
+        ("Act", '[{"name": "a", "name": "b"}]', "--probes: the key 'name' is in one object twice"),
+        ("Act", '[{"name": "gpu", "command": ["x"]}]', "--probes\\[0\\].name: want small letters"),
+        ("Act", '[{"name": "a", "command": ["x"], "verdict": ["fatal"]}]', "--probes\\[0\\].verdict: want one of"),
+    ],
+)
+def test_probes_that_cannot_be_are_refused_with_where_and_what(mode: str, probes: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        read_options(["--health", mode, "--probes", probes, "true"])
+
+
 def test_a_preflight_is_a_setting_of_the_job() -> None:
     assert read_options(["true"]).settings.preflight is HealthMode.OFF
     settings = read_options(["--preflight", "Act", "--preflight-timeout", "30", "true"]).settings

@@ -89,6 +89,8 @@ class DeviceTaints:
     async def _look_at(self, nodes: Mapping[str, list[Claimant]]) -> None:
         order = sorted(nodes, key=lambda node: (self._looked_at.get(node, float("-inf")), node))
         for node in order[:MAX_NODES]:
+            # Also where it fails: a node whose slices cannot be read must not be the first of each round.
+            self._looked_at[node] = self._clock()
             try:
                 slices, _ = await self._kube.list(
                     collection_path("resourceslices", None, GROUP_VERSION),
@@ -106,9 +108,8 @@ class DeviceTaints:
                     self._rests_until = self._clock() + REST_S
                 self._say("slices", str(error))
                 return
-            self._told.discard("slices")
-            self._looked_at[node] = self._clock()
             await self._look_for_claims(nodes[node], tainted_devices(slices, node))
+        self._told.discard("slices")
 
     async def _look_for_claims(
         self, pods: Iterable[Claimant], tainted: Mapping[DeviceId, tuple[DeviceTaint, ...]]

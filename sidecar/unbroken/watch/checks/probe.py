@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from unbroken.watch.checks.check import Check, Judgement
@@ -21,6 +21,7 @@ from unbroken_core.vocabulary.errors import InputError
 from unbroken_core.vocabulary.findings import LOG_LINES, PAIRS, PREFLIGHT, STRAGGLERS, Finding, Verdict
 
 MAX_PROBES: Final = 8
+VARIABLE: Final = "UNBROKEN_WATCH_PROBES"
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,37}[a-z0-9])?", re.ASCII)
 BUILT_IN: Final = frozenset(
     (
@@ -51,13 +52,17 @@ def is_free(name: str) -> bool:
 
 def read_probes(text: str) -> tuple[Probe, ...]:
     """Read UNBROKEN_WATCH_PROBES. Raises InputError that names what is wrong."""
-    where = "UNBROKEN_WATCH_PROBES"
     try:
         data = json.loads(text) if text else []
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: want JSON, got {text[:80]!r}") from error
+        raise InputError(f"{VARIABLE}: want JSON, got {text[:80]!r}") from error
     if not isinstance(data, list) or len(data) > MAX_PROBES:
-        raise InputError(f"{where}: want a list of at most {MAX_PROBES} probes, got {text[:80]!r}")
+        raise InputError(f"{VARIABLE}: want a list of at most {MAX_PROBES} probes, got {text[:80]!r}")
+    return probes_of(data, VARIABLE)
+
+
+def probes_of(data: Sequence[Any], where: str) -> tuple[Probe, ...]:
+    """Return the probes that a list in JSON describes. Raises InputError that names what is wrong, and `where`."""
     probes = tuple(_probe(item, f"{where}[{index}]") for index, item in enumerate(data))
     if len({probe.name for probe in probes}) < len(probes):
         raise InputError(f"{where}: want each name once, got {[probe.name for probe in probes]}")
@@ -69,33 +74,65 @@ def _probe(item: Any, where: str) -> Probe:
         raise InputError(f"{where}: want an object with some of {sorted(_FIELDS)}, got {str(item)[:80]!r}")
     name, command = item.get("name"), item.get("command")
     if not isinstance(name, str) or not is_free(name):
-        raise InputError(f"{where}.name: want small letters, digits and dashes, and no built-in check, got {name!r}")
-    is_command = isinstance(command, list) and all(isinstance(word, str) and "\0" not in word for word in command)
-    if not is_command or not command:
+        raise InputError(
+            f"{where}.name: want small letters, digits and dashes, and no built-in check, got {str(name)[:80]!r}"
+        )
+    if not isinstance(command, list) or not command or not all(map(_is_word, command)):
         raise InputError(f"{where}.command: want a list of words, got {str(command)[:80]!r}")
     period_s, timeout_s = item.get("periodSeconds", 30), item.get("timeoutSeconds", 5)
-    for field, value, most in (("periodSeconds", period_s, 3600), ("timeoutSeconds", timeout_s, 60)):
+    for what, value, most in (("periodSeconds", period_s, 3600), ("timeoutSeconds", timeout_s, 60)):
         if type(value) is not int or not 1 <= value <= most:
-            raise InputError(f"{where}.{field}: want 1 to {most}, got {value!r}")
-    verdict = _VERDICTS.get(item.get("verdict", Verdict.SUSPECT.value))
-    if verdict is None:
-        raise InputError(f"{where}.verdict: want one of {sorted(_VERDICTS)}, got {item['verdict']!r}")
-    return Probe(name, tuple(command), float(period_s), float(timeout_s), verdict)
+            raise InputError(f"{where}.{what}: want 1 to {most}, got {str(value)[:80]}")
+    word = item.get("verdict", Verdict.SUSPECT.value)
+    # A list, for one, could not be looked up.
+    if not isinstance(word, str) or word not in _VERDICTS:
+        raise InputError(f"{where}.verdict: want one of {sorted(_VERDICTS)}, got {str(word)[:80]!r}")
+    return Probe(name, tuple(command), float(period_s), float(timeout_s), _VERDICTS[word])
 
 
-def judge_probe(probe: Probe, history: Looks | None, answer: CommandResult) -> Judgement:
-    """Return what the end of a probe means."""
-    text = next(iter(answer.output.strip().splitlines()), "")[:200]
-    looks = look_again(history or {}, {(probe.name, "failed")} if answer.exit_code == 1 else set())
+def _is_word(value: Any) -> bool:
+    """Return whether a process can be started with it: JSON has lone surrogates, which have no bytes."""
+    return isinstance(value, str) and "\0" not in value and value == value.encode(errors="replace").decode()
+
+
+@dataclass(frozen=True)
+class ProbeHistory:
+    """What is remembered between two runs of a probe."""
+
+    looks: Looks = field(default_factory=dict)
+    """Of runs that knew anything."""
+    failure: str = ""
+    """What it said when it failed last."""
+
+
+def judge_probe(probe: Probe, history: ProbeHistory | None, answer: CommandResult) -> Judgement:
+    """Return what the end of a probe means. One that knows nothing takes nothing back: what failed is not well for it,
+    nor has it failed again."""
+    before, text = history or ProbeHistory(), _message(answer)
+    has_failed, is_known = answer.exit_code == 1, answer.exit_code in (0, 1)
+    looks = look_again(before.looks, {(probe.name, "failed")} if has_failed else set()) if is_known else before.looks
+    failure = (text or "the probe says no more") if has_failed else before.failure
     seen = sum(looks.get((probe.name, "failed"), ()))
-    if answer.exit_code == 1 or (answer.exit_code == 0 and seen):
-        message = text or "the probe says no more"
-        finding = Finding(probe.name, "", probe.verdict, "probe-failed", "see what the probe looks at", message, seen)
-        return Judgement((finding,), looks)
-    if answer.exit_code == 0:
-        return Judgement((Finding(probe.name, "", Verdict.OK, message=text),), looks)
-    how = "it did not end in time" if answer.exit_code is None else f"exit code {answer.exit_code}"
-    return Judgement((Finding(probe.name, "", Verdict.UNKNOWN, "probe-unknown", message=f"{how}: {text}"),), looks)
+    findings = []
+    if seen:
+        since = "" if has_failed else "; its last look passed" if is_known else "; its last look knows nothing"
+        action = "see what the probe looks at"
+        findings.append(Finding(probe.name, "", probe.verdict, "probe-failed", action, f"{failure}{since}", seen))
+    elif is_known:
+        findings.append(Finding(probe.name, "", Verdict.OK, message=text))
+    if not is_known:
+        how = "it did not end in time" if answer.exit_code is None else f"exit code {answer.exit_code}"
+        findings.append(Finding(probe.name, "", Verdict.UNKNOWN, "probe-unknown", message=f"{how}: {text}"))
+    return Judgement(tuple(findings), ProbeHistory(looks, failure))
+
+
+def _message(answer: CommandResult) -> str:
+    """Return the first line of the output; where it has none, the last one of what it says went wrong."""
+    said, complaint = answer.output.strip().splitlines(), answer.complaint.strip().splitlines()
+    line = next(iter(said), "")[:200]
+    if line or not complaint or answer.exit_code == 0:
+        return line
+    return f"{complaint[-1][:180]} (standard error)"
 
 
 def make_checks(probes: Sequence[Probe]) -> list[Check]:

@@ -1,14 +1,15 @@
 """A health daemon of a node, by grpcio's own server: `python daemon_server.py SOCKET FOLDER`.
 
 FOLDER/answer, read at each call, says what it does: {"hex": ...} answers these bytes, {"status": ...} a gRPC status
-with {"details": ...}, {"hang": true} never answers. FOLDER/requests has each request in hex. FOLDER/ready comes once it
-listens.
+with {"details": ...}, {"hang": true} never answers, {} ends the call well and says nothing. FOLDER/requests has each
+request in hex. FOLDER/ready comes once it listens.
 """
 
 import json
 import sys
 import threading
 import urllib.parse
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ import grpc
 def main(socket: str, folder: Path) -> None:
     """Serve until it is killed."""
 
-    def answer(request: bytes, context: Any) -> bytes:
+    # As one that may send any number of answers, and so none.
+    def answer(request: bytes, context: Any) -> Iterator[bytes]:
         with (folder / "requests").open("a") as file:
             file.write(f"{request.hex()}\n")
         wanted = json.loads((folder / "answer").read_text())
@@ -27,10 +29,11 @@ def main(socket: str, folder: Path) -> None:
             threading.Event().wait()
         if "status" in wanted:
             context.abort(grpc.StatusCode[wanted["status"]], wanted["details"])
-        return bytes.fromhex(wanted["hex"])
+        if "hex" in wanted:
+            yield bytes.fromhex(wanted["hex"])
 
     service = json.loads((folder / "answer").read_text()).get("service", "nvhcd.HealthCheckService")
-    handlers = {"RunHealthCheck": grpc.unary_unary_rpc_method_handler(answer)}
+    handlers = {"RunHealthCheck": grpc.unary_stream_rpc_method_handler(answer)}
     server = grpc.server(
         ThreadPoolExecutor(4),
         handlers=[grpc.method_handlers_generic_handler(service, handlers)],

@@ -1,5 +1,6 @@
 """A GPU falls off the bus under one pod: its ranks move to a spare after a step, and everybody says why."""
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -97,3 +98,30 @@ def test_ranks_of_a_suspect_pod_stay_there_where_the_spare_is_lost_as_they_move(
     assert job.complete() == 0
     made = [[step for _iteration, step in steps_of(tmp_path, rank)] for rank in range(2)]
     assert made == [list(range(1, len(made[0]) + 1))] * 2
+
+
+@pytest.mark.timeout(300)
+def test_a_probe_of_the_command_line_looks_in_each_pod(
+    start_job: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNBROKEN_WATCH_DELAY", "0")
+    monkeypatch.setenv("UNBROKEN_WATCH_ROOT", str(System(tmp_path / "root").root))
+    # Of an earlier run: the option counts.
+    monkeypatch.setenv("UNBROKEN_WATCH_PROBES", json.dumps([{"name": "earlier", "command": ["false"]}]))
+    mark = tmp_path / "broken"
+    command = ["sh", "-c", f"if test -e '{mark}'; then echo no scratch; exit 1; fi"]
+    probes = [{"name": "scratch", "command": command, "periodSeconds": 1, "timeoutSeconds": 60, "verdict": "fatal"}]
+    options = ("--pods", "2", "--health", "Observe", "--probes", json.dumps(probes))
+    job = start_job(*options, "--job", "digits", workload="wrapped", command=[str(WORKLOAD)])
+
+    def found() -> set[tuple[str, str, str]]:
+        health = job.status().get("health") or {"findings": ()}
+        told = [(each["pod"], each["finding"]) for each in health["findings"]]
+        return {(pod, each["check"], each["message"]) for pod, each in told if each["check"] in ("scratch", "earlier")}
+
+    job.wait_for(lambda: (job.status().get("health") or {}).get("num_pods") == 2, "a word of every watch")
+    assert found() == set()
+    mark.touch()
+    wanted = {(pod, "scratch", "no scratch") for pod in PODS[:2]}
+    job.wait_for(lambda: found() == wanted, "what the probe says")
+    assert job.complete() == 0

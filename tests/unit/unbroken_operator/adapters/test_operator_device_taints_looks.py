@@ -39,6 +39,8 @@ class Devices:
         self.slices: dict[str, list[dict[str, Any]]] = {}
         self.claims: dict[str, dict[str, Any]] = {}
         self.refusal: KubeError | None = None
+        self.unreadable = ""
+        """A node whose slices cannot be read."""
         self.claims_refusal: KubeError | None = None
         self.calls: list[str] = []
         self.now_s = 0.0
@@ -62,6 +64,8 @@ class Devices:
         self.calls.append(fields)
         if self.refusal is not None:
             raise self.refusal
+        if fields == f"spec.nodeName={self.unreadable}":
+            raise KubeUnavailable("500")
         return [read(item) for item in self.slices.get(fields.removeprefix("spec.nodeName="), ())], "1"
 
     async def get(self, path: str) -> dict[str, Any]:
@@ -150,6 +154,23 @@ def test_claims_that_cannot_be_read_hold_up_no_other_namespace(caplog: pytest.Lo
     devices.claims[CLAIMS.format("other", "digits-0-gpu-x")] = a_claim(uid="uid-2")
     devices.look()
     assert set(devices.found) == {"uid-1", "uid-2"}
+
+
+def test_a_node_whose_slices_cannot_be_read_holds_up_no_other_one_for_long(caplog: pytest.LogCaptureFixture) -> None:
+    devices = tainted()
+    devices.pods.append(Claimant("ml", "uid-0", "_", ("digits-0-gpu-x",)))
+    devices.unreadable = "_"
+    assert devices.look() == ["spec.nodeName=_"], "an API server that is away is not asked for each node"
+    devices.look()
+    assert devices.found == {"uid-1": SAID}
+    devices.look()
+    assert len(caplog.records) == 1, "said once"
+    devices.unreadable = "a"
+    devices.slices = {"_": [a_slice(a_taint(), nodeName="_")]}
+    devices.claims = {CLAIMS.format("ml", "digits-0-gpu-x"): a_claim(uid="uid-0")}
+    for _ in range(2):
+        devices.look()
+    assert set(devices.found) == {"uid-0", "uid-1"}, "what cannot be read stays as it was"
 
 
 def test_of_many_nodes_all_have_their_turn() -> None:
