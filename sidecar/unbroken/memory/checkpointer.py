@@ -46,7 +46,7 @@ class Checkpointer:
             background: an ordinary one of torch.distributed.checkpoint. None: you write them.
         disk_keep: so many of those that were written so stay, the newest ones. Others are never removed.
 
-    Raises ValueError when a number is not from 1 on, or `disk_every` has no folder.
+    Raises ValueError when a number is not from 1 on, `disk` is neither of these, or `disk_every` has no folder.
     """
 
     def __init__(
@@ -58,6 +58,8 @@ class Checkpointer:
         disk_keep: int = KEEP,
     ) -> None:
         self._every = _from_one("every", read_every() if every is None else every)
+        if disk is not None and not isinstance(disk, str | Path | Disk):
+            raise ValueError(f"disk: want a folder, or an object with `steps` and `load`, got {disk!r}")
         self._disk = DcpFolder(Path(disk)) if isinstance(disk, str | Path) else disk
         self._handover: Handover | None = None
         self._is_of_job = disk is None

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 from zipfile import ZipFile
 
 import torch.distributed as dist
@@ -38,6 +38,7 @@ _MAX_LOST = 1000
 """Names that a rank looks for on the others; with more it has a part of the model, as in a pipeline."""
 
 
+@runtime_checkable
 class Disk(Protocol):
     """Checkpoints on a disk in a format of their own.
 

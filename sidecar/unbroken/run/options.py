@@ -337,6 +337,9 @@ def _copies(parsed: argparse.Namespace) -> int:
             raise InputError(f"{option}: want --memory SIZE as well, got no size")
     if parsed.memory_across and not parsed.memory_replicas:
         raise InputError("--memory-across: want --memory-replicas N as well, got no copies")
+    others = parsed.pods + parsed.spares - 1
+    if parsed.memory_replicas > others:
+        raise InputError(f"--memory-replicas: want at most {others}, the other pods, got {parsed.memory_replicas}")
     return int(parsed.memory_replicas)
 
 

@@ -186,14 +186,18 @@ HELP = "; `unbroken run --help` lists all options"
         (["--domains", "a", "true"], "--domains: want --layers with the names of the layers, got only --domains a"),
         (["--layers", "a", "--domains", "x/y", "true"], "--domains: want A for each pod, got 'x/y'"),
         (["--memory-replicas", "1", "true"], "--memory-replicas: want --memory SIZE as well, got no size"),
-        (["--memory", "1Gi", "--memory-replicas", "4", "true"], "memory.replicas: want 0 to 3, got 4"),
+        (["--pods", "9", "--memory", "1Gi", "--memory-replicas", "4", "true"], "memory.replicas: want 0 to 3, got 4"),
+        (
+            ["--pods", "2", "--spares", "1", "--memory", "1Gi", "--memory-replicas", "3", "true"],
+            "--memory-replicas: want at most 2, the other pods, got 3",
+        ),
         (["--memory", "1Gi", "--memory-replicas", "-1", "true"], "memory.replicas: want 0 to 3, got -1"),
         (
             ["--memory", "1Gi", "--memory-across", "host", "true"],
             "--memory-across: want --memory-replicas N as well, got no copies",
         ),
         (
-            ["--memory", "1Gi", "--memory-replicas", "1", "--memory-across", "rack", "true"],
+            ["--pods", "2", "--memory", "1Gi", "--memory-replicas", "1", "--memory-across", "rack", "true"],
             "memory.across: want 'host' or the name of a layer of topology.layers, [], got 'rack'",
         ),
         (["--job", "Digits", "true"], "--job: want lower-case letters, digits and dashes, at most 52, got 'Digits'"),
@@ -207,7 +211,10 @@ def test_bad_option_says_what_was_seen_and_wanted(arguments: list[str], message:
 
 def test_copies_are_a_setting_of_the_job() -> None:
     options = read_options(
-        ["--memory", "1Gi", "--memory-replicas", "2", "--layers", "rack", "--memory-across", "rack", "true"]
+        [
+            *("--pods", "3", "--memory", "1Gi", "--memory-replicas", "2"),
+            *("--layers", "rack", "--memory-across", "rack", "true"),
+        ]
     )
     assert (options.settings.copies, options.settings.across) == (2, "rack")
     assert in_flags("memory.across: want 'host'") == "--memory-across: want 'host'"
