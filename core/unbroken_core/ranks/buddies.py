@@ -120,7 +120,9 @@ def assign_buddies(keepers: Iterable[CopyHolder], copies: int, depth: int, previ
         free = []
     for layer in range(depth, len(in_order[0].domains) + 1):
         free = _form(draft, free, layer)
-    return [Ring(tuple(ring), draft.depth(ring, depth)) for ring in draft.rings]
+    # Of a ring that grew and was divided, one half may have spares alone, which save nothing.
+    kept = (ring for ring in draft.rings if any(draft.keepers[uid].is_active for uid in ring))
+    return [Ring(tuple(ring), draft.depth(ring, depth)) for ring in kept]
 
 
 def _keep(draft: _Draft, previous: Iterable[Ring], depth: int) -> list[list[str]]:

@@ -69,6 +69,12 @@ def test_the_order_of_the_pods_does_not_matter(pods: list[CopyHolder], copies: i
     assert assign_buddies(shuffled, copies, RACK) == assign_buddies(pods, copies, RACK)
 
 
+def test_of_a_ring_that_is_divided_no_half_has_spares_alone() -> None:
+    apart = [CopyHolder(f"pod-{number}", (name,), number > 1) for number, name in enumerate("abcd")]
+    before = [Ring(("pod-0", "pod-1", "pod-2"), 0)]
+    assert [ring.members for ring in assign_buddies(apart, 1, 0, before)] == [("pod-2", "pod-3")]
+
+
 @given(some_keepers(), some_keepers(), st.integers(1, MAX_COPIES))
 def test_what_held_before_never_breaks_what_must_hold_now(
     before: list[CopyHolder], now: list[CopyHolder], copies: int
