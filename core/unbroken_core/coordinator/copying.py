@@ -7,18 +7,23 @@ pods with a keeper that is reached ──> rings, as few new ones as can be ─�
 
 import math
 
+from unbroken_core.coordinator.decisions import Wait
 from unbroken_core.coordinator.memory.rings import Wish, arrange
-from unbroken_core.coordinator.state.job import JobState
-from unbroken_core.coordinator.state.phases import Planned, Running
+from unbroken_core.coordinator.state.job import JobState, StatusText
+from unbroken_core.coordinator.state.phases import Interrupted, Planned, Running
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.protocol.settings import HOST
 from unbroken_core.ranks.buddies import CopyHolder
+from unbroken_core.vocabulary.reasons import Reason
 
 SETTLE_S = 1.0
 """Pods of a job come one by one: rings are made for those that came together."""
 _MOST_PIN_S, _PIN_S_PER_POD = 0.1, 0.0001
 """So often, at most, it is looked which steps are not to be overwritten: with thousands of pods that takes a while.
 With few it is looked soon, since saves are skipped until a step that was copied is protected."""
+KEEPERS_AWAITED_S = 10.0
+"""After a fault, so long at most a plan waits for what only pods have that are away; without it steps would be lost."""
+_MAX_NAMES = 3
 _LOOK_S = 5.0
 """How often it is looked whether copies that pods need not keep any more are safe elsewhere."""
 
@@ -83,6 +88,27 @@ def repeat_buddies(job: JobState, member: Member) -> None:
         del told[member.uid]
     elif member.uid in told:
         job.send(member, told[member.uid])
+
+
+def await_keepers(job: JobState, phase: Interrupted, now_s: float) -> Wait | None:
+    """Return what to do while keepers may come back that alone have a part of the newest step; None: nobody is awaited.
+
+    An agent that was killed starts again, and with it its keeper, whose memory has stayed. A plan that is made before
+    they are heard again would go back further, or to the beginning.
+    """
+    if not job.checkpoints.away or now_s >= phase.at_s + KEEPERS_AWAITED_S:
+        return None
+    members, pods = job.members.by_uid, job.cluster.pods
+    there = [uid for uid in job.checkpoints.away if uid in members or uid in pods]
+    seated = [uid for uid in there if uid in members and members[uid].ranks]
+    awaited = job.checkpoints.awaited(there, seated)
+    if not awaited:
+        return None
+    names = [members[uid].pod if uid in members else pods[uid].pod for uid in awaited]
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    until_s = phase.at_s + KEEPERS_AWAITED_S
+    text = f"waits for {', '.join(names[:_MAX_NAMES])}{more} to be heard again: checkpoints in memory are only there"
+    return Wait(until_s, StatusText(Reason.RECOVERING, text, until_s), phase)
 
 
 def wish_of(job: JobState) -> Wish:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import takewhile
 
 from unbroken_core.coordinator.consulting import first_outcome, plan_when_ready
+from unbroken_core.coordinator.copying import await_keepers
 from unbroken_core.coordinator.decisions import (
     Believe,
     Decision,
@@ -103,7 +104,7 @@ def _follow(job: JobState, phase: Interrupted, view: Situation, choice: Choice, 
             report = StatusText(choice.reason, f"iteration {job.world.iteration}: {choice.message}")
             return Wait(choice.until_s, report, phase, choice.rung)
         case TakeWorld():
-            return plan_when_ready(job, phase, choice.rung, now_s)
+            return await_keepers(job, phase, now_s) or plan_when_ready(job, phase, choice.rung, now_s)
         case RestartJob():
             return ReplaceAll(replace(phase, job_rung_began=job.pod_clock.read(now_s)))
         case Fail():

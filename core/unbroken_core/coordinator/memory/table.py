@@ -35,6 +35,8 @@ MAX_STEPS_OF_PLACE = 8
 MAX_WORLDS = 8
 """Worlds of which the table remembers who had which rank."""
 _MAX_NAMES = 3
+_MAX_AWAY = 4096
+"""Pods of which it is remembered what they had, once their keepers are not reached."""
 
 Keeping = Mapping[str, Collection[str]]
 """Whose copies each pod shall keep: owners by pod."""
@@ -112,6 +114,10 @@ class Checkpoints:
         """From the outermost layer to that of which copies are in different ones. A pod not in it may be in any."""
         self.version = 0
         """Rises whenever something is told that changes who holds what."""
+        self._away: dict[str, _Place] = {}
+        """What pods had whose keeper was reached and is not now, by uid: an agent that starts again has a new one."""
+        self._awaited: tuple[object, tuple[str, ...]] = (None, ())
+        """What `awaited` said last, and of what."""
 
     # ------------------------------------------------------------------------------------------------------- verbs
 
@@ -159,11 +165,13 @@ class Checkpoints:
         readers.discard(uid)
         left = self._places.get(uid)
         if left is not None and readers:
+            self._note_away(uid, left)
             self.num_reached += left.peer is not None
             self._replace(None, replace(left, peer=None, shards=_own(left)), uid, (), ())
         if not readers:
             del self._readers[arena]
             for place in [place for place, known in self._places.items() if known.arena == arena]:
+                self._note_away(place, self._places[place])
                 self.num_reached += self._places[place].peer is not None
                 self._drop(place, self._places.pop(place), is_lost=True)
         self._forget_empty()
@@ -188,6 +196,7 @@ class Checkpoints:
             self.lose(uid)
         self.steps.clear()
         self._places.clear()
+        self._away.clear()
         self.claims = CopyClaims()
         self._worlds.clear()
         self.newest = None
@@ -318,6 +327,22 @@ class Checkpoints:
         away = [rank for rank in ranks if not uid or not self._reads(uid, step.holders.get(rank, {}))]
         return runs_of(step, away, self.peers(), uid, leaving)
 
+    @property
+    def away(self) -> Collection[str]:
+        """Pods whose keeper was reached once, and is not now."""
+        return self._away.keys()
+
+    def awaited(self, there: Iterable[str], seated: Iterable[str]) -> tuple[str, ...]:
+        """Return those of `away` without whose memory a step cannot be read that is newer than all that can.
+
+        `there`: those of them that may come back; `seated`: those that will read what they have saved themselves.
+        """
+        may_return, reading = frozenset(there), frozenset(seated)
+        basis = (self.version, may_return, reading)
+        if self._awaited[0] != basis:
+            self._awaited = (basis, self._find_awaited(may_return, reading) if may_return else ())
+        return self._awaited[1]
+
     def sources(self, key: StepKey, uid: str, ranks: Iterable[int]) -> list[tuple[int, str]]:
         """Return where those of these shards lie that the pod does not have itself; the pod reads all of them."""
         found, arena = [], self._arenas.get(uid, "")
@@ -345,6 +370,38 @@ class Checkpoints:
 
     # ------------------------------------------------------------------------------------------------------- inner
 
+    def _find_awaited(self, there: Collection[str], seated: Collection[str]) -> tuple[str, ...]:
+        sealed = (key for key, step in self.steps.items() if step.was_sealed and not self.is_void(key))
+        for key in sorted(sealed, reverse=True):
+            found = self._awaited_for(key, there, seated)
+            if found is not None:
+                return tuple(sorted(found))
+        return ()
+
+    def _awaited_for(self, key: StepKey, there: Collection[str], seated: Collection[str]) -> set[str] | None:
+        """Return who has to come back for all of a step to be read; None: it would not be."""
+        step, found = self.steps[key], set()
+        same = step.by_content()
+        brought = {rank: uid for uid in there for rank in self._away[uid].shards.get(key, ())}
+        for rank in range(key.world_size):
+            own = (uid for uid, digests in step.holders.get(rank, {}).items() if not digests.owner)
+            if any(uid in seated for uid in own):
+                continue
+            if any(place not in self._away for _rank, place in kept(step, rank, same)):
+                continue
+            equal = same.get(step.contents[rank], [rank]) if rank in step.contents else [rank]
+            back = next((brought[other] for other in (rank, *equal) if other in brought), None)
+            if back is None:
+                return None
+            found.add(back)
+        return found
+
+    def _note_away(self, uid: str, place: _Place) -> None:
+        if place.peer is not None:
+            self._away[uid] = place
+            for old in list(self._away)[:-_MAX_AWAY]:
+                del self._away[old]
+
     def _is_left(self, reporter: ReportingPod, place: str) -> bool:
         """Return whether nobody else speaks for the memory of this pod."""
         return place not in self._arenas and not reporter.is_living(place)
@@ -353,6 +410,10 @@ class Checkpoints:
         peer = Peer(reporter.uid, held.host, held.port) if held.port and held.host else None
         before = self._places.get(reporter.uid)
         self.num_reached += peer != (None if before is None else before.peer)
+        if peer is not None:
+            self._away.pop(reporter.uid, None)
+        elif before is not None:
+            self._note_away(reporter.uid, before)
         problems = () if peer is None else held.problems[:MAX_COPIES]
         place = _Place(reporter.name, held.arena, peer, problems=problems, pinned=held.pinned[:MAX_PINNED])
         self._replace(reporter, place, reporter.uid, holdings, held.copies if peer is not None else ())
