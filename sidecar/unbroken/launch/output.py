@@ -146,6 +146,12 @@ _CPP_LOG = re.compile(
 _RANK = re.compile(rb"\[rank\d{1,9}\]: ?")
 """Torch's, before each line of what ends a process."""
 _EXCEPTION = re.compile(rb"[A-Za-z_][\w.]*(:|$)")
+_ESCAPE = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
+"""Colours, which Python 3.13 gives tracebacks where FORCE_COLOR is set."""
+_GROUP_BEGIN = b"  + Exception Group Traceback (most recent call last):"
+_OF_GROUP = re.compile(rb" {2,}\| ?")
+"""Before each line of an exception group and of what is in it."""
+_GROUP_RULE = re.compile(rb" {2,}\+[-+]+( [\d.]+ -+)?$")
 _MAX_BEHIND = 32
 """Lines after an exception that may be the rest of its message, or what is said while a process ends."""
 _MAX_EXCEPTION_BYTES = 700
@@ -155,7 +161,8 @@ class _LastWords:
     """What a process said last: the exception of its traceback, and the last line.
 
     The message of an exception may have several lines, of which the first says what it is, as torch's of an error of
-    CUDA; warnings of what is left may come behind it.
+    CUDA; warnings of what is left may come behind it. Of a group of exceptions it is the group's own, and the last line
+    of the last one in it.
     """
 
     def __init__(self) -> None:
@@ -166,12 +173,19 @@ class _LastWords:
 
     def feed(self, line: bytes) -> None:
         """Take a line that is not blank."""
+        line = _ESCAPE.sub(b"", line)
         text = line[found.end() :] if (found := _RANK.match(line)) else line
-        if _CPP_LOG.match(line) or not text.strip():
+        if _CPP_LOG.match(line) or _GROUP_RULE.match(text):
+            return
+        begins = text.startswith((b"Traceback (most recent call last):", _GROUP_BEGIN))
+        is_of_group = _OF_GROUP.match(text)
+        if is_of_group:
+            text = text[is_of_group.end() :]
+        if not text.strip():
             return
         self._last_line = text.strip()
-        self._num_behind += 1
-        if text.startswith(b"Traceback (most recent call last):"):
+        self._num_behind += not is_of_group
+        if begins:
             self._is_in_traceback, self._exception = True, b""
         elif self._is_in_traceback and _EXCEPTION.match(text):
             self._is_in_traceback, self._exception, self._num_behind = False, self._last_line, 0
@@ -179,7 +193,7 @@ class _LastWords:
     @property
     def words(self) -> bytes:
         """What it was; b"" where it has said nothing."""
-        if not self._exception or not 0 < self._num_behind <= _MAX_BEHIND:
+        if self._last_line == self._exception or not self._exception or self._num_behind > _MAX_BEHIND:
             return self._last_line
         return self._exception[:_MAX_EXCEPTION_BYTES] + b" ... " + self._last_line
 

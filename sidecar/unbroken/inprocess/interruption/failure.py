@@ -1,10 +1,12 @@
 """Exceptions of the function: how to describe them, and how to free what they hold."""
 
+import builtins
 import sys
 import traceback
 import weakref
 from collections.abc import Iterator
 from types import TracebackType
+from typing import Any
 
 from unbroken.inprocess.exception import RestartAbort
 from unbroken_core.protocol.messages import Fault
@@ -12,6 +14,10 @@ from unbroken_core.vocabulary.reasons import Cause
 
 MAX_DETAIL = 2000
 MAX_FRAMES = 16
+MAX_NESTED = 8
+"""Groups within groups of exceptions; what is deeper is not described."""
+_GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
+"""() before Python 3.11."""
 
 
 def fault_of(error: BaseException, cause: Cause, iteration: int) -> Fault:
@@ -20,7 +26,16 @@ def fault_of(error: BaseException, cause: Cause, iteration: int) -> Fault:
 
 
 def describe(error: BaseException) -> str:
-    """Return type and text in one line of at most MAX_DETAIL characters."""
+    """Return type and text in one line of at most MAX_DETAIL characters; of a group also those of its last one."""
+    last = error
+    for _ in range(MAX_NESTED):
+        if isinstance(last, _GROUP):
+            # Not by its name, which a class may give another meaning.
+            last = _GROUP.exceptions.__get__(last)[-1]
+    return _line(error) if last is error else f"{_line(error)} ... {_line(last)}"[:MAX_DETAIL]
+
+
+def _line(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception:

@@ -93,13 +93,30 @@ def _forget(holder: Any, name: str) -> None:
     setattr(holder, name, None)
 
 
+def _count_from_zero(holder: Any, name: str) -> None:
+    setattr(holder, name, 0)
+
+
 def _renew(holder: Any, name: str) -> None:
     """Put an empty one in the place of a cache of which every thread has its own."""
     setattr(holder, name, type(getattr(holder, name))(holder.propagate_op_sharding_non_cached))
 
 
+def _take_out(holder: Any, name: str) -> None:
+    """Take the losses of `loss_parallel` out of what sharded tensors do; only its end would, and no exception does."""
+    for operation in getattr(holder, name):
+        holder.DTensor._op_dispatcher._custom_op_handlers.pop(operation, None)
+
+
+def _put_back(holder: Any, name: str) -> None:
+    """Put the function back that `context_parallel` has replaced, and forget all replacements, which hold its mesh."""
+    holder._restore_function(holder.F.scaled_dot_product_attention, holder.F)
+    getattr(holder, name).clear()
+
+
 _PROPAGATOR = "DTensor._op_dispatcher.sharding_propagator"
 _PLANNER = "torch.distributed.checkpoint.planner"
+_RPC = "torch.distributed.rpc"
 _SYMMETRIC_MEMORY = "torch.distributed._symmetric_memory"
 
 MEMORIES: tuple[TorchCache, ...] = (
@@ -114,6 +131,12 @@ MEMORIES: tuple[TorchCache, ...] = (
     TorchCache(f"{DTENSOR}._random", "_rng_tracker", _forget),
     TorchCache("torch.distributed.device_mesh", "_mesh_resources.mesh_stack", _clear),
     TorchCache("torch.distributed._shard.api", "_CURRENT_PROCESS_GROUP", _forget),
+    # After an exception within it, losses outside of it fail, or are computed in another order.
+    TorchCache(f"{DTENSOR}.parallel.loss", "customized_loss_ops", _take_out),
+    # One more with each entry, for ever.
+    TorchCache(f"{DTENSOR}.experimental._context_parallel._attention", "_replaced_functions", _put_back),
+    # Methods of models.
+    TorchCache("torch.distributed.checkpoint.state_dict", "_patched_state_dict", _clear),
     # Plans of the previous ranks: survivors and a new coordinator do not agree on what is written.
     TorchCache(_PLANNER, "SavePlanner._cached_save_plan", _clear),
     TorchCache(_PLANNER, "SavePlanner._cached_final_save_plan", _clear),
@@ -127,6 +150,10 @@ MEMORIES: tuple[TorchCache, ...] = (
     TorchCache(_SYMMETRIC_MEMORY, "_group_name_to_workspace_tensor", _clear, is_optional=True),
     # Keyed by groups, too, of which each iteration has others: it would grow with each restart.
     TorchCache("torch._subclasses.fake_tensor", "FakeTensorMode.cache", _clear, is_optional=True),
+    # Counts of how often things were done, which new processes have not; they are in names that ranks agree on.
+    TorchCache(_RPC, "_init_counter", _count_from_zero, is_optional=True),
+    TorchCache(f"{_RPC}.api", "_all_gather_sequence_id", _clear, is_optional=True),
+    TorchCache(f"{_RPC}.api", "_all_gather_sequence_id_to_states", _clear, is_optional=True),
     # Groups of the compiler's own.
     TorchCache("torch._dynamo.distributed", "_COMPILE_PG", _forget),
     TorchCache("torch._dynamo.distributed", "_GUARD_PG", _forget, is_optional=True),

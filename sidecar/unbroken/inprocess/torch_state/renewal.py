@@ -1,8 +1,9 @@
 """Between two iterations, everything in torch that depends on rank, world or groups becomes as in a new process.
 
     left ──empty caches, drop groups──> ready ──same rank and world──────────────────> begin
-                                         │ └────other rank or world, all was emptied──> begin, compiled code dropped
-                                         └──────other rank or world, something stayed─> StaleStateError: a new process
+                                         ├──────other rank or world, all was emptied──> begin, compiled code dropped
+                                         ├──────other rank or world, something stayed─> StaleStateError: a new process
+                                         └──────also with the same ones, RPC still runs─> likewise
 
 What is proven for the torch at hand goes on in this process: `caches` names all that torch keeps, `mesh_identity` makes
 one iteration's meshes unlike another's and checks the first of each iteration. What is not gets a new process. See
@@ -21,6 +22,7 @@ from unbroken.inprocess.torch_state.compiled import CompiledCode
 from unbroken.inprocess.torch_state.holders import find_holder
 from unbroken.inprocess.torch_state.mesh_identity import Meshes
 from unbroken.inprocess.torch_state.modes import Modes
+from unbroken.inprocess.torch_state.remote_calls import RemoteCalls
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ class TorchState:
     def __init__(self) -> None:
         self._meshes = Meshes()
         self._compiled = CompiledCode()
+        self._remote_calls = RemoteCalls()
         self._layout: RankLayout | None = None
         """In the last iteration that this process ran; None before the first."""
         self._modes: Modes | None = None
@@ -65,7 +68,10 @@ class TorchState:
         if self._modes is None:
             self._modes = Modes.read()
         self._modes.restore()
+        self._remote_calls.look()
         former = self._layout
+        if former is not None and (reason := self._remote_calls.obstacle(former.rank != layout.rank)):
+            raise StaleStateError(reason)
         if former is not None and former != layout:
             if reason := self._obstacle():
                 was, now = (f"rank {one.rank} of {one.world_size}" for one in (former, layout))
@@ -82,6 +88,7 @@ class TorchState:
 
     def empty(self) -> list[object]:
         """Empty torch's caches once a function was left; return what is to be destroyed in the background."""
+        self._remote_calls.note_begun()
         slow, self._missing = caches.empty_all()
         if self._meshes.are_made:
             # Compiled code may have the mesh, or the groups behind it, in it.

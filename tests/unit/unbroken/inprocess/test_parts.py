@@ -1,5 +1,6 @@
 """The parts of the wrapper that decide without a socket."""
 
+import builtins
 import contextlib
 import dataclasses
 import gc
@@ -313,6 +314,24 @@ def test_fault_is_described_in_one_bounded_line() -> None:
     assert failure.describe(ValueError("two\nlines")) == "ValueError: two lines"
     assert len(failure.describe(ValueError("x" * 10_000))) == 2000
     assert failure.describe(KeyboardInterrupt()) == "KeyboardInterrupt"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no groups of exceptions")
+def test_group_of_exceptions_is_described_by_its_own_words_and_the_last_one_in_it() -> None:
+    group: Any = vars(builtins)["ExceptionGroup"]
+
+    class Odd(group):  # type: ignore[misc]  # Python 3.10 has no such class
+        exceptions = property(lambda self: 1 / 0)
+
+    inner = group("of a shard", [KeyError("b")])
+    assert failure.describe(Odd("loaders", [ValueError("a"), inner])) == (
+        "Odd: loaders (2 sub-exceptions) ... KeyError: 'b'"
+    )
+    deep: BaseException = ValueError("a")
+    for _ in range(5_000):
+        deep = group("one", [deep])
+    assert failure.describe(deep) == "ExceptionGroup: one (1 sub-exception) ... ExceptionGroup: one (1 sub-exception)"
+    assert len(failure.describe(group("x" * 10_000, [ValueError("a")]))) == 2000
 
 
 def test_an_error_is_shown_without_frames_and_others_with_theirs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,6 +110,26 @@ FRAMES = b'Traceback (most recent call last):\n  File "train.py", line 3, in tra
         ),
         pytest.param(FRAMES + b"ValueError: once\n" + b"loss=1\n" * 33 + b"end\n", b"end", id="logged long before"),
         pytest.param(FRAMES, b"step()", id="cut short"),
+        pytest.param(
+            b"[rank0]:   + Exception Group Traceback (most recent call last):\n"
+            b'[rank0]:   |   File "train.py", line 3, in train\n'
+            b"[rank0]:   | ExceptionGroup: of the loaders (2 sub-exceptions)\n"
+            b"[rank0]:   +-+---------------- 1 ----------------\n"
+            b"[rank0]:     | Traceback (most recent call last):\n"
+            + b'[rank0]:     |   File "load.py", line 9, in load\n'
+            * 40
+            + b"[rank0]:     | ValueError: shard 7\n"
+            b"[rank0]:     +---------------- 2 ----------------\n"
+            b"[rank0]:     | KeyError: 'b'\n"
+            b"[rank0]:     +------------------------------------\n",
+            b"ExceptionGroup: of the loaders (2 sub-exceptions) ... KeyError: 'b'",
+            id="group of exceptions",
+        ),
+        pytest.param(
+            FRAMES + b"\x1b[1;35mNameError\x1b[0m: \x1b[35mname 'x' is not\x1b[0m\n\x1b[35mdefined\x1b[0m\n",
+            b"NameError: name 'x' is not ... defined",
+            id="in colours",
+        ),
         pytest.param(b"\n \n", b"", id="nothing"),
         pytest.param(
             FRAMES + b"ValueError: " + b"x" * 900 + b"\nfix it\n",
