@@ -82,8 +82,9 @@ class Pairing:
         """A pod is told to test with another one: its end comes a moment later, or after its time."""
         if self._manner[pod.uid] == "old":
             raise PairingError(f"{pod.name} knows no such order: {order}")
-        pair = self._given.setdefault((order.term, order.number), [])
-        pair.append(pod)
+        # A rendezvous that was lost with all of its pods begins with the same numbers again.
+        told = [each for each in self._given.get((order.term, order.number), ()) if each.is_alive]
+        self._given[order.term, order.number] = [*told, pod]
         self.world.after(self.random.uniform(0.2, 2.0), partial(self._finish, pod, order), "")
 
     def _finish(self, pod: Pod, order: PairOrder) -> None:
