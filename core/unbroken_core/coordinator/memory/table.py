@@ -404,7 +404,7 @@ class Checkpoints:
 
     def _is_left(self, reporter: ReportingPod, place: str) -> bool:
         """Return whether nobody else speaks for the memory of this pod."""
-        return place not in self._arenas and not reporter.is_living(place)
+        return self._is_gone(reporter, place)
 
     def _take(self, reporter: ReportingPod, held: Held, holdings: Sequence[Holding]) -> None:
         peer = Peer(reporter.uid, held.host, held.port) if held.port and held.host else None
@@ -487,19 +487,30 @@ class Checkpoints:
         place.void = frozenset(owner for owner, _is_void in told) - {owner for owner, is_over in told if not is_over}
         for copy in copies[:MAX_COPIES_TOLD]:
             key = StepKey(copy.iteration, copy.term, copy.step, copy.world_size)
-            if copy.owner == uid or not self.claims.may_report(uid, copy.owner):
+            may_report = self.claims.may_report(uid, copy.owner)
+            if copy.owner == uid or not (may_report or self._is_gone(reporter, copy.owner)):
                 self.num_refused += len(copy.shards)
                 continue
+            # Of a pod that was away when a new coordinator told whose copies are kept: only what others have said, too.
+            contents = None if may_report else self._contents_of(key)
             may_be = self._may_be(reporter, key)
             for rank, layout, data in copy.shards:
                 digests = HeldShard(layout, data, copy.owner)
                 is_told = rank in place.shards.get(key, ())
-                if is_told or not data or not may_be or not self._may_hold(uid, key, rank, digests):
+                is_asked = contents is None or contents.get(rank) == digests.content
+                if is_told or not data or not may_be or not is_asked or not self._may_hold(uid, key, rank, digests):
                     self.num_refused += 1
-                elif self._is_vouched(reporter, key, rank, digests):
+                elif contents is not None or self._is_vouched(reporter, key, rank, digests):
                     place.shards.setdefault(key, {})[rank] = digests
                 else:
                     self.claims.put_off(uid, copy.owner)
+
+    def _is_gone(self, reporter: ReportingPod, owner: str) -> bool:
+        return owner not in self._arenas and not reporter.is_living(owner)
+
+    def _contents_of(self, key: StepKey) -> Mapping[int, tuple[str, str]]:
+        step = self.steps.get(key)
+        return {} if step is None else step.contents
 
     def _is_vouched(self, reporter: ReportingPod, key: StepKey, rank: int, digests: HeldShard) -> bool:
         """Return whether more than this pod's word speaks for a copy.
@@ -509,7 +520,7 @@ class Checkpoints:
         """
         if self.claims.is_assigned(reporter.uid, digests.owner):
             return True
-        if digests.owner not in self._arenas and not reporter.is_living(digests.owner):
+        if self._is_gone(reporter, digests.owner):
             return True
         step = self.steps.get(key)
         others = {} if step is None else step.holders.get(rank, {})

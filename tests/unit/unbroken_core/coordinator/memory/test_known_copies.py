@@ -225,6 +225,20 @@ def test_a_pod_may_speak_for_those_whose_copies_it_kept_before() -> None:
     assert told.table.num_refused == 1, "no more are remembered than a few"
 
 
+def test_a_pod_that_was_away_when_copies_were_assigned_anew_may_say_what_others_said_of_the_dead() -> None:
+    """Seen in the simulation: what it alone had left was refused, and the training began anew."""
+    told = Told(is_assigned=False)
+    told.lose("a")
+    told.tell("b", own("b", 10), copy("a", 10))
+    told.table.assign({"b": ["d"], "d": ["b"]}, RACKS)
+    told.tell("e", copies=(*copy("a", 10, data="else"), *copy("a", 20), *copy("b", 10)))
+    assert told.table.num_refused == 3, "other words, a step that nobody knows, and a pod that lives"
+    told.tell("c", own("c", 10), copy("a", 10))
+    assert told.table.num_refused == 3
+    told.lose("b")
+    assert list(told.table.steps[key(10)].holders[0]) == ["c"]
+
+
 def test_a_new_coordinator_believes_copies_of_the_dead_and_what_another_holder_says_too() -> None:
     told = Told(is_assigned=False)
     told.lose("a")
