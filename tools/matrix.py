@@ -39,8 +39,9 @@ over gloo.
 ## Frameworks
 
 Jobs of 2 ranks under `unbroken run`, with a checkpoint in memory after each step, compared with a job without a fault.
-The time is from the fault until all ranks have made a step again, as the job itself tells it: with the imports of new
-processes, and for a hang with the soft timeout of 6 s. The machine was shared: times are no benchmark.
+The time is from the fault until all ranks have made a step again, as the job itself tells it: for a hang with the soft
+timeout of 6 s. New processes find the framework imported (`UNBROKEN_PREIMPORT`, as each page says). The machine was
+shared: times are no benchmark.
 
 """
 LAYOUT_HEAD = """\
