@@ -297,5 +297,5 @@ def test_a_file_system_that_is_full_within_the_limit_is_not_told_as_too_low_a_li
 
     problem = slots.reserve(ShardReader().read({"a": torch.zeros(4)}))
 
-    need = f"checkpoints in memory need {needed} bytes in this pod (two slots for each worker and each copy)"
+    need = f"checkpoints in memory need {needed} bytes in this pod (two slots for each worker, three for each copy)"
     assert problem == need + words
