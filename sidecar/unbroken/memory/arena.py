@@ -323,7 +323,7 @@ class WorkerSlots:
 
 def checked_step(step: object) -> int:
     """Return it. Raises ValueError for what no keeper could tell of."""
-    if not isinstance(step, int) or not 0 <= step <= MAX_NUMBER:
+    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= MAX_NUMBER:
         raise ValueError(f"step: want a number from 0 to {MAX_NUMBER}, got {step!r}")
     return step
 
