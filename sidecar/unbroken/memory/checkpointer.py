@@ -3,7 +3,7 @@
 import logging
 import time
 import weakref
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from traceback import StackSummary
@@ -317,7 +317,7 @@ class Checkpointer:
         if before is not None and before.place == place and before.by() is not self and before.differs(state):
             raise ValueError(
                 f"save: want the state that another Checkpointer saves in this iteration, of "
-                f"{', '.join(sorted(before.names))[:200]}, got another one, of {', '.join(sorted(state))[:200]}; "
+                f"{_in_words(before.names)}, got another one, of {_in_words(state)}; "
                 "checkpoints in memory are known by their step alone: put all of it into one state"
             )
         if before is None or before.place != place or before.names != set(state):
@@ -374,6 +374,10 @@ def _in_short(error: CheckpointException) -> str:
 
 def _not_seen(why: str, rank: int) -> CheckpointException:
     return CheckpointException("load", {rank: (OSError(why), StackSummary())})
+
+
+def _in_words(names: Iterable[object]) -> str:
+    return ", ".join(sorted(map(str, names)))[:200] or "nothing"
 
 
 def _refuse_no_state(what: str, state: object) -> None:

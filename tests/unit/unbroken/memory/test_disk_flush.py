@@ -352,3 +352,11 @@ def test_that_the_process_has_not_started_is_said_once_and_to_the_other_ranks_of
         world.checkpointer.save(STATE, step)
     assert list(world.child.given_up) == [100, 200, 300]
     assert caplog.text.count("not written to the disk") == 1
+
+
+def test_another_state_is_refused_by_its_names_whatever_they_are(world: World) -> None:
+    """Seen before: an error of `join`, of names that are no text."""
+    world.checkpointer.save({}, 10)
+    other: dict[Any, Any] = {None: 3, "a": 4}
+    with pytest.raises(ValueError, match="in this iteration, of nothing, got another one, of None, a; checkpoints"):
+        Checkpointer().save(other, 20)
