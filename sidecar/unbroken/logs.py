@@ -20,9 +20,14 @@ def read_level(environment: Mapping[str, str]) -> str:
     return level
 
 
-def start_log(name: str, level: str, *, with_time: bool) -> None:
-    """Log as `name`; `with_time` unless something else timestamps the lines, as a kubelet does."""
+def start_log(name: str, level: str, *, with_time: bool, pod: str = "") -> None:
+    """Log as `name`; `with_time` unless something else timestamps the lines, as a kubelet does.
+
+    `pod`: whose process this is, where others' lines may go to the same stream.
+    """
     time = "%(asctime)s " if with_time else ""
+    if pod:
+        name = f"{name} of {pod.replace('%', '%%')}"
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(PrintableFormatter(f"{time}%(levelname).1s {name}: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])

@@ -39,7 +39,7 @@ def _ignore_signals(loop: asyncio.AbstractEventLoop) -> None:
 def main() -> int:
     """Run the agent; return 0 after the job's end, 2 for bad input."""
     try:
-        start_log("unbroken.agent", read_level(os.environ), with_time=False)
+        start_log("unbroken.agent", read_level(os.environ), with_time=False, pod=os.environ.get("UNBROKEN_POD", ""))
         return asyncio.run(_run())
     except InputError as error:
         print(printable(f"unbroken.agent: {error}"), file=sys.stderr)

@@ -13,7 +13,7 @@ from unbroken_core.vocabulary.errors import InputError
 def main() -> int:
     """Run the keeper; return 2 for bad input."""
     try:
-        start_log("unbroken.keeper", read_level(os.environ), with_time=False)
+        start_log("unbroken.keeper", read_level(os.environ), with_time=False, pod=os.environ.get("UNBROKEN_POD", ""))
         if sys.argv[1:2] == ["--parent"]:
             die_with(int(sys.argv[2]))
         keeper = Keeper(read_config())

@@ -147,11 +147,11 @@ class Arena:
             growth = sum(max(size - _allocated_bytes(self.reached(path)), 0) for path in paths)
             problem = self._why_no_room(growth)
             if problem:
-                return self._no_room(size, problem)
+                return self._no_room(size, growth, problem)
             for path in paths:
                 error = self._allocate(path, size)
                 if error:
-                    return self._no_room(size, error)
+                    return self._no_room(size, growth, error)
         return Reserved(tuple(map(str, paths)), self._config.job.hex())
 
     def allocate_copy(self, path: Path, size: int) -> str:
@@ -159,7 +159,8 @@ class Arena:
         size = -(-size // _PAGE_BYTES) * _PAGE_BYTES
         with self._allocation:
             growth = max(size - _allocated_bytes(self.reached(path)), 0)
-            return self._why_no_room(growth) or self._allocate(path, size)
+            problem = self._why_no_room(growth)
+            return f"{problem}{self._advice(size, growth, 1)}" if problem else self._allocate(path, size)
 
     @contextmanager
     def making(self, path: Path, growth: int) -> Iterator[str]:
@@ -176,9 +177,10 @@ class Arena:
     def _promise(self, path: Path, growth: int) -> str:
         with self._allocation:
             problem = self._why_no_room(growth)
-            if not problem:
-                self._promised[path] = _allocated_bytes(self.reached(path)) + growth
-        return problem
+            if problem:
+                return f"{problem}{self._advice(0, growth)}"
+            self._promised[path] = _allocated_bytes(self.reached(path)) + growth
+        return ""
 
     def is_over_limit(self, growth: int) -> bool:
         """Return whether so many bytes more are too many for this pod, whatever else its file system holds."""
@@ -186,7 +188,31 @@ class Arena:
 
     def _is_over_limit(self, num_bytes: int) -> bool:
         # A volume that holds more than its limit has its pod evicted: the files of digests count, too.
-        return num_bytes > self._config.limit_bytes - (_SPARE_BYTES if self._is_shared else 0)
+        return num_bytes > self._config.limit_bytes - self._spare_bytes
+
+    @property
+    def _spare_bytes(self) -> int:
+        """What of the limit is kept from slots."""
+        return _SPARE_BYTES if self._is_shared else 0
+
+    def _needed_bytes(self, size: int, growth: int, at_least: int = 0) -> int:
+        """Return a limit that is enough for all slots, if the largest has so many bytes, and for what is wanted now.
+
+        `at_least`: so many copies, also where the keeper was not told of them yet.
+        """
+        largest = max(
+            [size, *(_allocated_bytes(self.reached(path)) for path in (*self.own_slots(), *self.copy_slots()))]
+        )
+        # A pod keeps as many copies as it has: each member of a ring does.
+        num_slots = NUM_SLOTS + (NUM_SLOTS + 1) * max(self.num_copies, at_least)
+        for_all = largest * self._config.ranks_per_pod * num_slots
+        return max(for_all, self.used_bytes() + growth) + self._spare_bytes
+
+    def _advice(self, size: int, growth: int, at_least: int = 0) -> str:
+        """Return what to say of the limit where there is no room; "" where it is not the limit that is too small."""
+        if not self.is_over_limit(growth):
+            return ""
+        return f"; its limit is {self._config.limit_bytes}, {self._needed_bytes(size, growth, at_least)} are enough"
 
     def _why_no_room(self, growth: int) -> str:
         """Return why so many bytes more cannot be had, "" if they can."""
@@ -274,9 +300,8 @@ class Arena:
             os.close(descriptor)
         return ""
 
-    def _no_room(self, size: int, detail: str) -> NoRoom:
-        # A pod keeps as many copies as it has: each member of a ring does.
-        needed = NUM_SLOTS * size * self._config.ranks_per_pod * (1 + self.num_copies) + _SPARE_BYTES
+    def _no_room(self, size: int, growth: int, detail: str) -> NoRoom:
+        needed = self._needed_bytes(size, growth)
         if self._rarely.may_say("no room"):
             logger.warning("no room: needed_bytes=%d limit_bytes=%d: %s", needed, self._config.limit_bytes, detail)
         return NoRoom(needed, self._config.limit_bytes, detail)

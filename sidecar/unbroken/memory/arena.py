@@ -117,8 +117,8 @@ class WorkerSlots:
         if isinstance(answer, NoRoom):
             is_over = answer.needed_bytes > answer.limit_bytes
             return (
-                f"checkpoints in memory need {answer.needed_bytes} bytes in this pod (two slots for each worker and "
-                f"each copy), {'but its' if is_over else 'and its'} limit is {answer.limit_bytes}"
+                f"checkpoints in memory need {answer.needed_bytes} bytes in this pod (two slots for each worker, "
+                f"three for each copy), {'but its' if is_over else 'and its'} limit is {answer.limit_bytes}"
                 f"{':' if is_over else ', but'} {answer.detail}"
             )
         if not isinstance(answer, Reserved):
@@ -323,7 +323,7 @@ class WorkerSlots:
 
 def checked_step(step: object) -> int:
     """Return it. Raises ValueError for what no keeper could tell of."""
-    if not isinstance(step, int) or not 0 <= step <= MAX_NUMBER:
+    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= MAX_NUMBER:
         raise ValueError(f"step: want a number from 0 to {MAX_NUMBER}, got {step!r}")
     return step
 

@@ -3,7 +3,7 @@
 import logging
 import time
 import weakref
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from traceback import StackSummary
@@ -46,7 +46,8 @@ class Checkpointer:
             background: an ordinary one of torch.distributed.checkpoint. None: you write them.
         disk_keep: so many of those that were written so stay, the newest ones. Others are never removed.
 
-    Raises ValueError when a number is not from 1 on, `disk` is neither of these, or `disk_every` has no folder.
+    Raises ValueError when a number is not from 1 on, `disk` is neither of these or empty, or `disk_every` has no
+    folder.
     """
 
     def __init__(
@@ -58,17 +59,17 @@ class Checkpointer:
         disk_keep: int = KEEP,
     ) -> None:
         self._every = _from_one("every", read_every() if every is None else every)
-        if disk is not None and not isinstance(disk, str | Path | Disk):
+        if disk == "" or (disk is not None and not isinstance(disk, str | Path | Disk)):
             raise ValueError(f"disk: want a folder, or an object with `steps` and `load`, got {disk!r}")
         self._disk = DcpFolder(Path(disk)) if isinstance(disk, str | Path) else disk
         self._handover: Handover | None = None
         self._is_of_job = disk is None
         """Whether the job says where the disk is; all ranks agree on it in `load`."""
         self._job_disk: JobDisk | None = None
+        keep = _from_one("disk_keep", disk_keep, "checkpoints")
         if disk_every is not None:
             if not isinstance(disk, str | Path):
                 raise ValueError(f"disk_every: want a folder in `disk` to write to, got {disk!r}")
-            keep = _from_one("disk_keep", disk_keep, "checkpoints")
             self._handover = Handover(DiskSettings(Path(disk), _from_one("disk_every", disk_every), keep, self._every))
         self._reader = ShardReader()
         self._place: WorkerInfo | None = None
@@ -81,6 +82,7 @@ class Checkpointer:
 
         It waits until the memory is mapped. Without it the first save does all this.
         """
+        _refuse_no_state("reserve", state)
         arena = self._enter()
         if arena is None:
             return _NO_JOB
@@ -97,6 +99,7 @@ class Checkpointer:
         Raises TypeError for what could not be loaded again, ValueError for a step below 0, and for another state than
         that which another Checkpointer has saved in this iteration.
         """
+        _refuse_no_state("save", state)
         _progress.newest_step = checked_step(step)
         if (noting := recorder()) is not None:
             noting.before(read_place(), step)
@@ -215,6 +218,7 @@ class Checkpointer:
 
     def _load(self, state: MutableMapping[str, Any]) -> tuple[str, int | None]:
         """Return where the state came from, and its step."""
+        _refuse_no_state("load", state)
         arena = self._enter()
         place = self._place or read_place()
         if self._is_of_job:
@@ -313,7 +317,7 @@ class Checkpointer:
         if before is not None and before.place == place and before.by() is not self and before.differs(state):
             raise ValueError(
                 f"save: want the state that another Checkpointer saves in this iteration, of "
-                f"{', '.join(sorted(before.names))[:200]}, got another one, of {', '.join(sorted(state))[:200]}; "
+                f"{_in_words(before.names)}, got another one, of {_in_words(state)}; "
                 "checkpoints in memory are known by their step alone: put all of it into one state"
             )
         if before is None or before.place != place or before.names != set(state):
@@ -370,6 +374,19 @@ def _in_short(error: CheckpointException) -> str:
 
 def _not_seen(why: str, rank: int) -> CheckpointException:
     return CheckpointException("load", {rank: (OSError(why), StackSummary())})
+
+
+def _in_words(names: Iterable[object]) -> str:
+    return ", ".join(sorted(map(str, names)))[:200] or "nothing"
+
+
+def _refuse_no_state(what: str, state: object) -> None:
+    """Raise TypeError for anything but a dictionary."""
+    if not isinstance(state, Mapping):
+        raise TypeError(
+            f"{what}: want the state, a dictionary of tensors and of objects with state_dict and load_state_dict, got "
+            f"{type(state).__name__}"
+        )
 
 
 def _from_one(name: str, value: int, what: str = "steps") -> int:

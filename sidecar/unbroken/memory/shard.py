@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from unbroken.memory.layout import Layout, Shape, make_layout
 from unbroken.memory.new_state.lazy_state import makes_places, needs_closure
+from unbroken.memory.new_state.naming import why_without_names
 from unbroken.memory.new_state.nested import empty, real_path
 
 PATHS = "unbroken.paths"
@@ -56,9 +57,10 @@ class ShardReader:
 
     def read(self, state: Mapping[str, Any]) -> Shard:
         """Return the shard of this rank. Raises TypeError that names what cannot be restored from memory."""
+        _refuse_other_names(state)
         planner = DefaultSavePlanner()
         values = state_dicts(state)
-        planner.set_up_planner(values)
+        _name_all(planner, values)
         flat: dict[str, Any] = planner.state_dict
         self.names = planner.mappings
         tensors = {name: one for name, one in flat.items() if isinstance(one, torch.Tensor)}
@@ -277,6 +279,23 @@ def _dump(objects: Mapping[str, Any]) -> bytes:
     file = io.BytesIO()
     torch.save(dict(objects), file)
     return file.getvalue()
+
+
+def _refuse_other_names(state: Mapping[Any, Any]) -> None:
+    """Raise TypeError for a name that torch would make another one of, and nobody would find then."""
+    for name, one in state.items():
+        if not isinstance(name, str) and not isinstance(one, torch.Tensor):
+            raise TypeError(f"state: want text as names, got {name!r}, of {type(one).__name__}")
+
+
+def _name_all(planner: DefaultSavePlanner, values: dict[str, Any]) -> None:
+    """Have the planner name all values. Raises TypeError where it cannot."""
+    try:
+        planner.set_up_planner(values)
+    except (RecursionError, ValueError) as error:
+        if problem := why_without_names(values, error):
+            raise TypeError(problem) from error
+        raise
 
 
 def _refuse_closures(state: Mapping[str, Any]) -> None:

@@ -241,7 +241,8 @@ class Supervisor:
         folder = self._folder / str(self._num_made)
         folder.mkdir(mode=0o700)
         node = domains[-1] if domains else f"local-{self._num_made}"
-        pod = Pod(name, secrets.token_hex(8), self._block.next_pod(), node, domains, role, folder)
+        # All pods' lines go to one console, and some of them know of another pod its uid alone.
+        pod = Pod(name, f"{name}-{secrets.token_hex(4)}", self._block.next_pod(), node, domains, role, folder)
         pod.private_folder.mkdir(mode=0o700)
         write_private(pod.token_file, self._token(Kind.AGENT, name))
         self._num_made += 1

@@ -43,6 +43,8 @@ class Pod:
     """One pod with one worker."""
 
     is_alive = True
+    has_started = True
+    is_told = False
 
     def __init__(self, patch: pytest.MonkeyPatch, folder: Path) -> None:
         config = KeeperConfig(folder, folder / "arena", "pod", 64 << 20, 1, b"\x01" * 16)

@@ -210,6 +210,8 @@ def test_without_a_load_or_a_folder_that_can_be_written_training_goes_on(
     [
         ({"disk_every": 1}, "disk_every: want a folder in `disk` to write to, got None"),
         ({"disk": 5}, "disk: want a folder, or an object with `steps` and `load`, got 5"),
+        ({"disk": ""}, "disk: want a folder, or an object with `steps` and `load`, got ''"),
+        ({"disk_keep": 0}, "disk_keep: want a number of checkpoints from 1 on, got 0"),
         ({"disk_every": 0, "disk": "x"}, "disk_every: want a number of steps from 1 on, got 0"),
         ({"disk_every": True, "disk": "x"}, "disk_every: want a number of steps from 1 on, got True"),
         ({"disk_every": 1, "disk": "x", "disk_keep": 0}, "disk_keep: want a number of checkpoints from 1 on, got 0"),

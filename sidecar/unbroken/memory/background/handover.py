@@ -163,6 +163,9 @@ class Handover:
             self._began_s = time.monotonic()
         self._num_attempts += 1
         is_due = step // self._settings.every > self._newest // self._settings.every
+        if is_due and step // self._settings.every > self._newest_due // self._settings.every:
+            # Whether it can be tried or not: the one before it, which was skipped, is not what `wait` is to name.
+            self._newest_due = step
         if is_due and self._has_skipped:
             stretch = self._saves_apart() * self._settings.saved_every
             is_due = step // stretch > before // stretch
@@ -189,12 +192,17 @@ class Handover:
         `names`: where each name lies in the state's dictionaries.
         """
         epoch, self._newest, self._has_skipped = self._epoch, step, False
-        if epoch is None or (epoch.iteration, epoch.term) != (place.iteration, place.term):
-            return f"step {step}: `load` was not called at the beginning of this iteration, or could not begin"
+        if epoch is None and self._problem and _is_of(self._begun, place):
+            return ""  # The log says why since the load.
+        if epoch is None or not _is_of(epoch, place):
+            return f"step {step}: `load` was not called at the beginning of this iteration"
         before, problem = self._due, ""
         if before is not None:
-            problem = f"step {before.step}: the disk is slower than `disk_every`"
-            self._give_up(epoch, before, "its disk is slower than `disk_every`")
+            problem = self._give_up(epoch, before, _why_late(step))
+            child = _Process.child
+            if child is not None and not child.has_started:
+                # Once for all steps that come to be due before it has.
+                problem, child.is_told = ("" if child.is_told else problem), True
         _Process.let_go()
         self._due = _Due(place, arena, step, names)
         self.catch_up()
@@ -230,8 +238,8 @@ class Handover:
             self._due = None
             lent = _Process.take(due) or due.arena.lend(due.place, due.step)
             if lent is None:
-                logger.warning("not written to the disk: step %d is not in memory any more", due.step)
-                self._give_up(epoch, due, "it was not in memory any more when it could be written")
+                why = self._give_up(epoch, due, "it was not in memory any more when it could be written")
+                logger.warning("not written to the disk: %s", why)
                 return
             descriptors.append(lent.descriptor)
             descriptors.append(_file_of(due.names))
@@ -259,7 +267,8 @@ class Handover:
             self._reading = None
         elif has_ended:
             self._reading = None
-            self._give_up(epoch, due, "its process that writes to the disk has ended")
+            why = self._give_up(epoch, due, "its process that writes to the disk has ended")
+            logger.warning("not written to the disk: %s", why)
 
     def _order(self, epoch: Epoch, due: _Due) -> WriteOrder:
         """Return the order to write a step, without its slot."""
@@ -269,12 +278,16 @@ class Handover:
             place.world_size, "", 0, settings.keep, settings.interval, self._loaded,
         )  # fmt: skip
 
-    def _give_up(self, epoch: Epoch, due: _Due, reason: str) -> None:
-        """Have the other ranks told that a step never becomes whole: they would keep their slots for it."""
+    def _give_up(self, epoch: Epoch, due: _Due, reason: str) -> str:
+        """Have the other ranks told that a step never becomes whole: they would keep their slots for it.
+
+        Return what is to be logged here: the process that tells them says nothing of it.
+        """
         try:
             _child().give_up(replace(self._order(epoch, due), given_up=reason))
         except OSError as error:
             logger.warning("other ranks are not told that step %d is given up: %s", due.step, error)
+        return f"step {due.step}: {reason}"
 
     def wait(self, seconds: float) -> bool:
         """Wait until the newest step that was due is whole on the disk; return whether it is.
@@ -300,9 +313,12 @@ class Handover:
             problem = f"rank {all_due.index(last)} {where}"
         elif step != newest_due:
             lacking = [rank for rank, row in enumerate(rows) if [newest_due] not in row[1:]]
-            problem = f"rank {lacking[0]} did not save it in memory, or no longer had it when it could be written"
+            problem = (
+                f"rank {lacking[0]} did not save it in memory, or no longer had it when it could be written, or had "
+                "skipped the one before"
+            )
         if self._epoch is None:
-            problem = "`load` could not begin there"
+            problem = self._problem or "`load` was not called at the beginning of this iteration"
         elif step >= 0:
             problem = self._wait_for(self._epoch, step, until_s) or problem
         # Their clocks and views of the folder differ; what one of them has seen whole is whole.
@@ -353,6 +369,10 @@ class _Child:
             )
         # Until it says that it has started.
         self._is_busy = True
+        self.has_started = False
+        """Whether it has said so: it imports torch first, at the lowest priority."""
+        self.is_told = False
+        """Whether the log says that a step was not written since it had not started."""
 
     @property
     def is_alive(self) -> bool:
@@ -363,7 +383,7 @@ class _Child:
         """Whether it has taken what was ordered."""
         try:
             while self._is_busy and self._connection.recv(16, socket.MSG_DONTWAIT):
-                self._is_busy = False
+                self._is_busy, self.has_started = False, True
         except BlockingIOError:
             return False
         return True
@@ -449,6 +469,18 @@ def _child() -> _Child:
             child.close()
         child = _Process.child = _Child()
     return child
+
+
+def _why_late(step: int) -> str:
+    """Return why the process of this rank has not taken what was due before this step."""
+    child = _Process.child
+    if child is not None and not child.has_started:
+        return f"the process that writes to the disk had not started yet when step {step} was due"
+    return "the disk, or another rank, takes longer than `disk_every`"
+
+
+def _is_of(epoch: Epoch | None, place: WorkerInfo) -> bool:
+    return epoch is not None and (epoch.iteration, epoch.term) == (place.iteration, place.term)
 
 
 def _file_of(names: Mapping[str, Sequence[Any]]) -> int:

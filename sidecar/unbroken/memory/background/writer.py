@@ -188,7 +188,9 @@ class DiskWriter:
 
     def _give_up(self, order: WriteOrder, reason: str) -> None:
         """Give back the room of what was written in vain; tell the other ranks, who would wait for it."""
-        logger.warning("not written to the disk: step=%d rank=%d: %s", order.step, order.rank, reason)
+        # The worker has logged why it gives one up.
+        level = logging.DEBUG if order.given_up else logging.WARNING
+        logger.log(level, "not written to the disk: step=%d rank=%d: %s", order.step, order.rank, reason)
         epoch = _epoch_of(order)
         if not epoch.why_void() and epoch.failure(order.step) is None:
             self._news.failed()

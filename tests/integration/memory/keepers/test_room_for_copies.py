@@ -2,11 +2,13 @@
 
 import itertools
 import os
+import re
 import secrets
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
 import pytest
 from tests.integration.memory.copying import JOB, CopyPod, make_pods
@@ -169,3 +171,34 @@ def test_a_thread_finds_all_copies_while_another_one_looks_for_them(
     monkeypatch.setattr(os, "scandir", scan_twice)
     assert pod.arena.used_bytes() == used
     assert found == [names]
+
+
+def limit(pod: CopyPod, problem: object) -> None:
+    """Give a pod the limit that a problem names."""
+    (enough,) = re.findall(r"(\d+) are enough", str(problem))
+    pod.arena._config = replace(pod.arena._config, limit_bytes=int(enough))
+
+
+def test_the_limit_that_a_refused_copy_names_is_enough_for_all_that_comes(make: Callable[[int], CopyPod]) -> None:
+    """Seen before: the bytes that it named were those of this one copy, and so were those of the next refusal."""
+    pod = make(2)
+    pod.arena._config = replace(pod.arena._config, ranks_per_pod=1)
+    with pytest.raises(NotKeptError, match="no room") as refused:
+        keep(pod, "lost", 6)
+    limit(pod, refused.value)
+    lose(pod, 6, 6, 8)
+    for step in (9, 10):
+        keep(pod, "successor", step)
+    assert steps(pod) == [6, 9, 10]
+
+
+def test_the_limit_that_refused_slots_name_is_what_they_take(make: Callable[[int], CopyPod]) -> None:
+    """Seen before: a MiB more, which a pod whose memory is no volume does not need."""
+    pod = make(2)
+    taken = pod.arena.used_bytes()
+    pod.arena._config = replace(pod.arena._config, limit_bytes=taken, ranks_per_pod=2)
+    refused = pod.arena.reserve(1, CONTENT_OFFSET + SIZE)
+    assert isinstance(refused, NoRoom)
+    assert (refused.needed_bytes, refused.limit_bytes) == (2 * taken, taken), "two slots for each of two workers"
+    pod.arena._config = replace(pod.arena._config, limit_bytes=refused.needed_bytes)
+    assert isinstance(pod.arena.reserve(1, CONTENT_OFFSET + SIZE), Reserved)

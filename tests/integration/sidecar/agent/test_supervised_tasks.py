@@ -192,6 +192,18 @@ def test_what_ends_a_process_or_a_thread_is_logged_in_lines_that_do_nothing() ->
     ], json.dumps(lines)
 
 
+def test_lines_say_of_which_pod_they_are() -> None:
+    """Under `unbroken run` those of all pods go to one console."""
+    script = (
+        "import logging\n"
+        "from unbroken.logs import start_log\n"
+        "start_log('unbroken.test', 'INFO', with_time=False, pod='digits-1%s\\n')\n"
+        "logging.warning('ended: code=%s', -9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False, timeout=LIMIT_S)
+    assert done.stderr.decode().splitlines() == ["W unbroken.test of digits-1%s\\n: ended: code=-9"]
+
+
 def test_an_agent_whose_metrics_port_is_taken_goes_on_says_so_once_and_serves_them_when_it_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

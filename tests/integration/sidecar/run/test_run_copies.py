@@ -60,6 +60,8 @@ def lose(job: RunningJob, *pods: str) -> None:
     for pod in pods:
         agent, launcher = job.part_of_pod("unbroken.agent", pod), job.part_of_pod("unbroken.launch", pod)
         keeper = next(one for one in agent.children() if "unbroken.keeper" in one.cmdline())
+        # What other keepers' lines, and the status of a rendezvous that was started again, call it.
+        assert environment_of(keeper)["UNBROKEN_POD_UID"].startswith(f"{pod}-")
         root = Path(environment_of(keeper)["UNBROKEN_MEMORY_DIR"])
         assert any(root.glob("*/*.slot"))
         parts += [launcher, agent, keeper]

@@ -192,7 +192,7 @@ def test_a_writer_that_fails_tells_the_others_and_takes_the_next_order(epoch: Ep
     assert [path.name for path in epoch.parts(10).iterdir()] == ["__2_0.distcp"]
 
 
-def test_a_worker_that_no_longer_has_a_step_has_the_others_told(epoch: Epoch) -> None:
+def test_a_worker_that_no_longer_has_a_step_has_the_others_told(epoch: Epoch, caplog: pytest.LogCaptureFixture) -> None:
     """Its turn comes though the process still starts, and nothing is answered: no slot was lent."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     order = WriteOrder(str(epoch.folder), epoch.job, epoch.term, epoch.iteration, epoch.nonce, 10, 3, 4, "", 0, 3, 10)
@@ -205,6 +205,7 @@ def test_a_worker_that_no_longer_has_a_step_has_the_others_told(epoch: Epoch) ->
         assert ours.recv(100) == b""
         ours.close()
     assert str(epoch.failure(10)) == "rank 3: not in memory"
+    assert caplog.text == "", "the worker has logged it"
 
 
 @pytest.mark.parametrize(("given_up", "num_descriptors", "wanted"), [("", 0, 2), ("late", 2, 0)])

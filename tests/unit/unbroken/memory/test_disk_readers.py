@@ -99,7 +99,7 @@ class Ended:
 
 @pytest.mark.parametrize("has_taken", [False, True])
 def test_the_others_are_told_at_the_next_save_of_a_process_that_ended_while_it_read(
-    epoch: Epoch, monkeypatch: pytest.MonkeyPatch, has_taken: bool
+    epoch: Epoch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, has_taken: bool
 ) -> None:
     """They keep their slots for it."""
     given_up: list[tuple[int, str]] = []
@@ -112,7 +112,9 @@ def test_the_others_are_told_at_the_next_save_of_a_process_that_ended_while_it_r
     one._reading = child, due
     for _ in range(2):
         one.catch_up()
-    assert given_up == ([] if has_taken else [(10, "its process that writes to the disk has ended")])
+    why = "its process that writes to the disk has ended"
+    assert given_up == ([] if has_taken else [(10, why)])
+    assert caplog.text.count(f"not written to the disk: step 10: {why}") == (0 if has_taken else 1)
 
 
 def test_a_reason_that_was_found_for_an_error_is_told_instead_of_it() -> None:

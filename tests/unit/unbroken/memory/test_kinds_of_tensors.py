@@ -1,5 +1,6 @@
 """Tensors that are more than their memory, or have none."""
 
+import re
 from collections import UserDict
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
+from unbroken.memory import Checkpointer
 from unbroken.memory.shard import ShardReader, unwrapped
 from unbroken.memory.slots import Author, Slot
 from unbroken_core.pod.memory_slots import EMPTY, Moment, pack_head
@@ -99,3 +101,53 @@ def test_what_is_no_dictionary_and_looks_like_one_is_refused_by_name(make: Any) 
     """Seen before: a restore filled another one, and the tensors in that of the script stayed as they were."""
     with pytest.raises(TypeError, match=r"scores.1.best: want a dictionary.*, got"):
         ShardReader().read({"weights": torch.ones(1), "scores": [1, {"best": make({"a": torch.ones(1)})}]})
+
+
+def deep(levels: int) -> dict[str, Any]:
+    """Return dictionaries in each other."""
+    found: dict[str, Any] = {}
+    for _ in range(levels):
+        found = {"a": found}
+    return found
+
+
+def within_itself() -> dict[str, Any]:
+    """Return a state that has itself, in a list."""
+    state: dict[str, Any] = {"best": {"of": [1]}}
+    state["best"]["of"].append(state["best"])
+    return state
+
+
+@pytest.mark.parametrize(
+    ("state", "problem"),
+    [
+        ({"a": {1: 2, "1": 3}}, r"a\.1: want one value of this name, got two, .* \['a', 1\] and \['a', '1'\]: .*"),
+        ({"a": {"b": {"c": 1}, "b.c": 2}}, r"a\.b\.c: want .* \['a', 'b', 'c'\] and \['a', 'b\.c'\]: .* rename one .*"),
+        ({"a": [torch.ones(1)], "a.0": 2}, r"a\.0: want .* the keys \['a', 0\] and \['a\.0'\]: .*"),
+        (within_itself(), r"best\.of\.1: want values that end, got a dictionary or list that contains itself"),
+        (deep(2000), "state: want dictionaries and lists that are less deep.*"),
+        ({3: {"a": 1}}, "state: want text as names, got 3, of dict"),
+    ],
+    ids=["a number and its text", "a dot", "a list", "within itself", "deep", "a number as a name"],
+)
+def test_what_has_no_name_of_its_own_is_refused_with_what_to_do(state: dict[str, Any], problem: str) -> None:
+    """Seen before: `duplicated flatten key a.1`, and RecursionError and KeyError of whatever was called last."""
+    with pytest.raises(TypeError) as refused:
+        ShardReader().read(state)
+    assert re.fullmatch(problem, str(refused.value))
+
+
+@pytest.mark.parametrize("what", ["save", "reserve", "load"])
+@pytest.mark.parametrize("state", [None, [1]])
+def test_what_is_no_dictionary_is_no_state(what: str, state: Any) -> None:
+    calls: dict[str, Callable[[Checkpointer], object]] = {
+        "save": lambda one: one.save(state, 0), "reserve": lambda one: one.reserve(state),
+        "load": lambda one: one.load(state),
+    }  # fmt: skip
+    with pytest.raises(TypeError, match=f"{what}: want the state, a dictionary .* got {type(state).__name__}"):
+        calls[what](Checkpointer())
+
+
+def test_a_truth_value_is_no_step() -> None:
+    with pytest.raises(ValueError, match=r"step: want a number from 0 to \d+, got True"):
+        Checkpointer().save({"a": 1}, True)
