@@ -238,6 +238,7 @@ class Checkpointer:
             if seen.problem and not steps:
                 raise _not_seen(f"{seen.problem}; to begin anew would lose what is there", place.rank)
             if self._disk is None or not steps:
+                restoration.tell_anew(_progress.newest_step, is_disk=self._disk is not None)
                 _tell_keeper(arena, restoration.load(LoadSource.NOTHING))
                 return "nothing", None
             step, problem = steps[0], self._from_disk(self._disk, state, steps.pop(0))

@@ -141,6 +141,25 @@ class Restoration:
             return Load(term, iteration, source, refused=refused)
         return Load(term, iteration, source, moment.term, moment.iteration, moment.step, refused)
 
+    def tell_anew(self, newest_step: int, *, is_disk: bool) -> None:
+        """Log on one rank that the training begins anew, unless there was none before. A collective of all ranks.
+
+        `newest_step`: the last that this process has made, as far as it knows; -1: none.
+        """
+        newest = max(step for ((step,),) in gather([[newest_step]], 1))
+        why = self._why_none or self._void or next(iter(self._refused.values()), "")
+        if self._place.rank or (newest < 0 and not why and not self._is_any):
+            return
+        if not why and self._arena is None:
+            why = "the job has none"
+        elif not why:
+            why = "not all shards of one are left" if self._is_any else "none was on all ranks, or all are lost"
+        logger.error(
+            "no checkpoint is restored, and the training begins anew at its beginning: all of its steps%s are lost; "
+            "in memory: %s; on the disk: %s",
+            *(f" up to {newest}" if newest >= 0 else "", why, "none" if is_disk else "the job names none, with disk="),
+        )
+
     def close(self) -> None:
         """Unmap all that was opened."""
         for source in self._sources.values():

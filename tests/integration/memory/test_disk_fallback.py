@@ -286,3 +286,27 @@ def test_nobody_begins_anew_where_a_single_rank_does_not_see_what_is_there(tmp_p
     shutil.rmtree(folders[1])
     words = "step 10 is on the disk, and rank 1 does not see it"
     assert [words in answer for answer in answers_of(folders)] == [True, True]
+
+
+def test_a_training_that_begins_anew_says_so_once_and_a_first_start_says_nothing(
+    pod: LivePod, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen before: only that a checkpoint was not used, and nothing of a beginning."""
+    monkeypatch.setattr(checkpointer, "_progress", checkpointer._Progress())
+    pod.start()
+    checkpoints = Checkpointer(every=10)
+    assert checkpoints.load({"w": torch.zeros(100)}) is None
+    pod.be(iteration=1)
+    assert checkpoints.load({"w": torch.zeros(100)}) is None
+    assert "anew" not in caplog.text, "no step was made"
+    for step in range(24):
+        checkpoints.save({"w": torch.zeros(100)}, step)
+    pod.be(iteration=2)
+    assert Checkpointer().load({"w": torch.zeros(200)}) is None
+    told = [one for one in caplog.messages if "anew" in one]
+    assert len(told) == 1
+    assert told[0].startswith(
+        "no checkpoint is restored, and the training begins anew at its beginning: all of its steps up to 23 are lost; "
+        "in memory: Size mismatch"
+    )
+    assert told[0].endswith("; on the disk: the job names none, with disk=")
