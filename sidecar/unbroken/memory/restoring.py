@@ -20,7 +20,7 @@ from unbroken.memory.agreement import all_true, gather
 from unbroken.memory.arena import WorkerSlots
 from unbroken.memory.choosing import ReadableCheckpoint, ReadableShard, candidates, why_void, with_later
 from unbroken.memory.new_state.lazy_state import LazyState, is_optimizer, no_place, refuse_lost
-from unbroken.memory.new_state.nested import LoadPlanner, real_path, with_places, without
+from unbroken.memory.new_state.nested import OTHER_SIZE, LoadPlanner, real_path, with_places, without
 from unbroken.memory.place import WorkerInfo
 from unbroken.memory.reading import Contents, missing
 from unbroken.memory.remote import Holders, Remote
@@ -32,8 +32,6 @@ from unbroken_core.vocabulary.checkpoints import MAX_CANDIDATES, Load, LoadSourc
 
 logger = logging.getLogger(__name__)
 
-_OTHER_SIZE = "Size mismatch"
-"""torch's words for a tensor that was saved with another size than the state has."""
 _WHAT_GROWS = "; tensors are restored to the size that a new state gives them: keep what grows as a list of numbers"
 
 _OFFER_NUMBERS = 5
@@ -311,7 +309,7 @@ class Restoration:
             if one == chosen:
                 return
             reason = self._refused[one]
-            if reason.startswith(_OTHER_SIZE):
+            if reason.startswith(OTHER_SIZE):
                 reason += _WHAT_GROWS
             logger.warning("checkpoint in memory not used: step=%d: %s", one.moment.step, reason)
         if self._is_any and not whole and self._void:

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -310,3 +311,55 @@ def test_a_training_that_begins_anew_says_so_once_and_a_first_start_says_nothing
         "in memory: Size mismatch"
     )
     assert told[0].endswith("; on the disk: the job names none, with disk=")
+
+
+ADDED = """
+import sys
+import torch, torch.distributed as dist
+from unbroken import inprocess
+from unbroken.memory import Checkpointer
+@inprocess.Wrapper()
+def train(call: inprocess.CallWrapper) -> None:
+    dist.init_process_group("gloo")
+    state = {"w": torch.zeros(100), "ema": {"n_averaged": torch.zeros(1)}}
+    Checkpointer(disk=sys.argv[1]).load(state)
+train()
+"""
+
+
+def test_a_state_with_more_than_was_saved_is_a_mistake_of_the_script_that_says_what_to_do(tmp_path: Path) -> None:
+    """Seen before: both processes ended and were started again, six times, with tracebacks of 1,000 characters."""
+    folder = saved(tmp_path / "disk", 10, 20)
+    script = tmp_path / "added.py"
+    script.write_text(ADDED)
+    command = [sys.executable, "-P", "-m", "unbroken", "run", "--pods", "1", "--ranks-per-pod", "2"]
+    command += [str(script), str(folder)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("function raised: iteration=") in (2, 3, 4), "once more, on both ranks at most"
+    assert "base-exception" not in done.stderr
+    faults = re.findall(r"^unbroken +\S+ +fault \d: exception of rank .*", done.stderr, re.MULTILINE)
+    assert len(faults) in (1, 2), done.stderr
+    for line in faults:
+        assert (
+            f"UnlikeCheckpointError: the checkpoint of step 20 in {folder} is of another state: rank 0: it lacks "
+            in line
+        )
+        assert "1 name of the state: ema.n_averaged; nor can 1 older one; want a state with the names" in line
+
+
+def test_a_tensor_of_another_size_is_named_and_what_cannot_be_read_is_no_mistake(tmp_path: Path) -> None:
+    folder = saved(tmp_path, 10)
+    with pytest.raises(checkpointer.UnlikeCheckpointError, match=r"is of another state: rank 0: Size mismatch.*for w"):
+        Checkpointer(disk=folder).load({"w": torch.zeros(200)})
+    saved(folder, 20)
+    lose(folder / "step-20")
+    save({"w": torch.zeros(200)}, checkpoint_id=folder / "step-5")
+    shutil.rmtree(folder / "step-10")
+    with pytest.raises(
+        RuntimeError, match=r"step 20 in .* cannot be read: rank 0: FileNotFoundError.*1 older"
+    ) as caught:
+        Checkpointer(disk=folder).load({"w": torch.zeros(100)})
+    assert type(caught.value) is checkpointer.NoCheckpointError
+    assert isinstance(caught.value, CheckpointException)
+    assert list(caught.value.failures) == [0]
