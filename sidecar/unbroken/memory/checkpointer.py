@@ -4,7 +4,7 @@ import logging
 import time
 import weakref
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from traceback import StackSummary
 from typing import Any, TypeGuard
@@ -402,7 +402,7 @@ def _from_one(name: str, value: int, what: str = "steps") -> int:
 
 
 def _tell_keeper(arena: WorkerSlots | None, load: Load) -> None:
-    if arena is not None and not arena.loaded(load):
+    if arena is not None and not arena.loaded(replace(load, reached=_progress.newest_step)):
         logger.warning("the keeper does not know what was restored: %s, step %d", load.source, load.step)
 
 

@@ -158,9 +158,10 @@ def _anew(before: JobStatus | None, after: JobStatus) -> list[str]:
     memory = after.memory
     if memory is None or not _has_begun_anew(after) or (before is not None and _has_begun_anew(before, after)):
         return []
-    again = f"{counted(memory.steps_redone, 'step')} redone"
     why = f": {memory.reason}" if memory.reason else ""
-    return [f"training began anew in iteration {after.iteration}, since nothing was restored, {again}{why}"]
+    return [
+        f"training began anew in iteration {after.iteration}, since nothing was restored, {memory.redone_text}{why}"
+    ]
 
 
 def _has_begun_anew(status: JobStatus, later: JobStatus | None = None) -> bool:

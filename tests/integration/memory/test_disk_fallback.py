@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from unbroken.memory import Checkpointer, checkpointer
+from unbroken.memory.arena import WorkerSlots
 from unbroken.memory.background.epochs import MARK, WORK, Epoch
 from unbroken.memory.disk import DcpFolder
 from unbroken_core.protocol import wire
@@ -293,7 +294,6 @@ def test_a_training_that_begins_anew_says_so_once_and_a_first_start_says_nothing
     pod: LivePod, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seen before: only that a checkpoint was not used, and nothing of a beginning."""
-    monkeypatch.setattr(checkpointer, "_progress", checkpointer._Progress())
     pod.start()
     checkpoints = Checkpointer(every=10)
     assert checkpoints.load({"w": torch.zeros(100)}) is None
@@ -303,7 +303,15 @@ def test_a_training_that_begins_anew_says_so_once_and_a_first_start_says_nothing
     for step in range(24):
         checkpoints.save({"w": torch.zeros(100)}, step)
     pod.be(iteration=2)
+    loads: list[Load] = []
+
+    def loaded(_arena: WorkerSlots, load: Load) -> bool:
+        loads.append(load)
+        return True
+
+    monkeypatch.setattr(WorkerSlots, "loaded", loaded)
     assert Checkpointer().load({"w": torch.zeros(200)}) is None
+    assert [one.reached for one in loads] == [23], "the status counts from it what is redone"
     told = [one for one in caplog.messages if "anew" in one]
     assert len(told) == 1
     assert told[0].startswith(
