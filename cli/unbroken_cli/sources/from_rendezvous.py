@@ -67,7 +67,7 @@ def memory_text(memory: MemoryStatus, max_step: int) -> str:
     if memory.complete_step >= 0:
         text = f"step {memory.complete_step} on all ranks{_ago(memory.complete_step, max_step)}"
     text += _protection(memory) + _disk(memory, max_step)
-    redone = f"{memory.steps_redone} step{'s' * (memory.steps_redone != 1)} redone"
+    redone = memory.redone_text
     restored = {
         "memory": f"; restored step {memory.restored_step} from memory, {redone}",
         "disk": f"; restored step {memory.restored_step} from disk, {redone}",

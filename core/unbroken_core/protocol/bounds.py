@@ -310,6 +310,7 @@ BOUNDS: dict[str, Bound] = {
     "loads": Items(MAX_LOADS),
     "of_term": _COUNT,
     "of_iteration": _INDEX,
+    "reached": _INDEX,
     "refused": Items(MAX_CANDIDATES, _INDEX, Text(MAX_DETAIL)),
     "candidates": Items(MAX_CANDIDATES),
     "sources": Items(MAX_SOURCES, _RANK, _NAME),

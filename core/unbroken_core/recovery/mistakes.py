@@ -7,11 +7,16 @@ from unbroken_core.vocabulary.reasons import Cause
 _GIVES_UP = "SystemExit"
 """The type of `sys.exit` with another code than 0."""
 _IN_THE_CODE = re.compile(
-    r"NameError: name '[^']*' is not defined|(?:SyntaxError|IndentationError|TabError): .*\.py, line \d+\)$", re.ASCII
+    r"NameError: name '[^']*' is not defined|UnlikeCheckpointError: the checkpoint of step \d+"
+    r"|(?:SyntaxError|IndentationError|TabError): .*\.py, line \d+\)$",
+    re.ASCII,
 )
-"""Errors that say nothing but that the code is wrong. Empty data, a service that answers nothing or a shared file
-system that is away can raise all the others: UnboundLocalError after a loop over nothing, SyntaxError of what
-literal_eval reads, TypeError and AttributeError of None, KeyError, IndexError, ZeroDivisionError, ImportError."""
+"""Errors that say nothing but that the code is wrong, or that it loads what it has saved into another state.
+
+Empty data, a service that answers nothing or a shared file system that is away can raise all the others:
+UnboundLocalError after a loop over nothing, SyntaxError of what literal_eval reads, TypeError and AttributeError of
+None, KeyError, IndexError, ZeroDivisionError, ImportError.
+"""
 
 
 def is_mistake(cause: Cause, detail: str) -> bool:

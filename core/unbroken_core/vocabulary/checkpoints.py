@@ -6,6 +6,7 @@ Parts of messages (`messages`, `pod.pod_messages`, `pod.memory_messages`). Froze
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from unbroken_core.vocabulary.plurals import counted
 from unbroken_core.vocabulary.reasons import Word
 
 MAX_CANDIDATES = 4
@@ -70,6 +71,8 @@ class Load:
     """Which checkpoint. What was written to the disk by others than keepers has no term, and no iteration (-1)."""
     refused: tuple[tuple[int, str], ...] = ()
     """(step, why) of what the plan named before, and a rank of this pod could not read."""
+    reached: int = -1
+    """The highest step that a worker of this pod remembers to have made before; -1: none remembers any."""
 
     @property
     def of_order(self) -> tuple[int, int, int]:
@@ -229,3 +232,12 @@ class MemoryStatus:
     """At most so many steps lie between two that are written there; 0: none are, as far as is known."""
     disk_problem: str = ""
     """Why the last one that was to be written is not; "" where all is well."""
+    is_redone_least: bool = False
+    """No worker remembers how far the training was, and what was reported of it may be behind: it may be more."""
+
+    @property
+    def redone_text(self) -> str:
+        """How many steps are made again, in words, and not more exactly than it is known."""
+        if self.is_redone_least and not self.steps_redone:
+            return "how many steps are redone is not known"
+        return f"{'at least ' * self.is_redone_least}{counted(self.steps_redone, 'step')} redone"

@@ -121,7 +121,7 @@ class Telling:
             refused = {step: why for one in (*before, load) for step, why in reversed(one.refused)}
             load = Load(
                 load.term, load.iteration, load.source, load.of_term, load.of_iteration, load.step,
-                tuple(sorted(refused.items(), reverse=True))[:4],
+                tuple(sorted(refused.items(), reverse=True))[:4], max(one.reached for one in (*before, load)),
             )  # fmt: skip
             self._loads = tuple(sorted([*others, load], key=lambda one: (one.iteration, one.term)))[-MAX_LOADS:]
             self._write_loads()

@@ -4,7 +4,7 @@ import logging
 import time
 import weakref
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from traceback import StackSummary
 from typing import Any, TypeGuard
@@ -17,8 +17,9 @@ from unbroken.memory.agreement import all_true
 from unbroken.memory.arena import Saved, Skipped, WorkerSlots, arena_of, checked_step
 from unbroken.memory.background.epochs import read_mark
 from unbroken.memory.background.handover import DiskSettings, Handover
-from unbroken.memory.disk import DcpFolder, Disk, common_steps
+from unbroken.memory.disk import DcpFolder, Disk, common_steps, in_short
 from unbroken.memory.job_disk import KEEP, JobDisk, agreed_job_disk
+from unbroken.memory.new_state.nested import UnlikeStateError
 from unbroken.memory.place import WorkerInfo, read_every, read_place
 from unbroken.memory.recording import recorder
 from unbroken.memory.restoring import Restoration, apply
@@ -27,8 +28,20 @@ from unbroken.standstill import standstill
 from unbroken_core.pod.memory_slots import Moment
 from unbroken_core.protocol.bounds import MAX_NUMBER
 from unbroken_core.vocabulary.checkpoints import Load, LoadSource, Restore
+from unbroken_core.vocabulary.plurals import counted
 
 logger = logging.getLogger(__name__)
+
+
+class NoCheckpointError(CheckpointException, RuntimeError):
+    """What is on the disk cannot be restored. torch's own type alone is no Exception: each process would end by it."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class UnlikeCheckpointError(NoCheckpointError):
+    """All checkpoints on the disk are of another state than the one given to `load`: no restart mends that."""
 
 
 class Checkpointer:
@@ -198,9 +211,10 @@ class Checkpointer:
         """Bring the state back to the newest step that every rank can read; return it, None when there is none.
 
         All ranks of the default group call it together, with their state as it is in a new process. They agree on one
-        step; if any rank cannot read it, all take an older one, in memory or on the disk. Raises CheckpointException
-        when none on the disk can be read, or some rank does not see what others do, KeeperAwayError when memory has one
-        and the pod's keeper does not answer: to begin anew would lose all of them.
+        step; if any rank cannot read it, all take an older one, in memory or on the disk. Raises NoCheckpointError, a
+        CheckpointException and a RuntimeError, when none on the disk can be read or fits the state, or some rank does
+        not see what others do, KeeperAwayError when memory has one and the pod's keeper does not answer: to begin anew
+        would lose all of them.
         """
         began_s = time.monotonic()
         source, step = self._load(state)
@@ -230,25 +244,27 @@ class Checkpointer:
                 logger.error("no checkpoints are written to the disk: %s", error)
         seen = common_steps(self._disk, _given_up(self._disk, place.restore), self._is_foreign)
         steps = seen.steps
-        problem: CheckpointException | None = None
+        problems: list[tuple[int, CheckpointException]] = []
         refused: list[tuple[int, str]] = []
         while True:
             restoration = Restoration(arena, place)
             step = self._from_memory(restoration, arena, state, seen.oldest, refused)
             if step is not None:
                 return "memory", step
-            if problem is not None and not steps:
-                raise problem  # The state may be half loaded.
+            if problems and not steps:
+                raise _none_left(problems, self._disk)  # The state may be half loaded.
             if seen.problem and not steps:
                 raise _not_seen(f"{seen.problem}; to begin anew would lose what is there", place.rank)
             if self._disk is None or not steps:
+                restoration.tell_anew(_progress.newest_step, is_disk=self._disk is not None)
                 _tell_keeper(arena, restoration.load(LoadSource.NOTHING))
                 return "nothing", None
             step, problem = steps[0], self._from_disk(self._disk, state, steps.pop(0))
             if problem is None:
                 _tell_keeper(arena, restoration.load(LoadSource.DISK, _moment(self._disk, step), refused))
                 return "disk", step
-            refused.append((step, f"on the disk: {_in_short(problem)}"))
+            problems.append((step, problem))
+            refused.append((step, f"on the disk: {in_short(problem)}"))
 
     def _is_foreign(self, step: int) -> bool:
         """Return whether a step on the disk is that of a job which has begun in this one's folder."""
@@ -366,14 +382,21 @@ def _given_up(disk: Disk | None, restore: Restore | None) -> set[int]:
     return found
 
 
-def _in_short(error: CheckpointException) -> str:
-    """Return which rank could not read a checkpoint, and why, in one line."""
-    first = min(error.failures.items(), key=lambda item: item[0], default=None)
-    return "another rank cannot read it" if first is None else " ".join(f"rank {first[0]}: {first[1][0]!r}".split())
+def _none_left(problems: Sequence[tuple[int, CheckpointException]], disk: object) -> NoCheckpointError:
+    """Return what to raise where none of these steps on the disk, the newest first, can be read."""
+    where = f" in {disk.folder}" if isinstance(disk, DcpFolder) else ""
+    (newest, problem), *older = problems
+    more = f"; nor can {counted(len(older), 'older one')}" if older else ""
+    causes = [cause for _, one in problems for cause, _frames in one.failures.values()]
+    is_unlike = all(one.failures for _, one in problems) and all(isinstance(one, UnlikeStateError) for one in causes)
+    which, why = f"the checkpoint of step {newest}{where}", f"{in_short(problem)}{more}"
+    if is_unlike:
+        return UnlikeCheckpointError(f"{which} is of another state: {why}; {_WANT_SAVED_STATE}", problem.failures)
+    return NoCheckpointError(f"{which} cannot be read: {why}; to begin anew would lose what is there", problem.failures)
 
 
-def _not_seen(why: str, rank: int) -> CheckpointException:
-    return CheckpointException("load", {rank: (OSError(why), StackSummary())})
+def _not_seen(why: str, rank: int) -> NoCheckpointError:
+    return NoCheckpointError(why, {rank: (OSError(why), StackSummary())})
 
 
 def _in_words(names: Iterable[object]) -> str:
@@ -396,7 +419,7 @@ def _from_one(name: str, value: int, what: str = "steps") -> int:
 
 
 def _tell_keeper(arena: WorkerSlots | None, load: Load) -> None:
-    if arena is not None and not arena.loaded(load):
+    if arena is not None and not arena.loaded(replace(load, reached=_progress.newest_step)):
         logger.warning("the keeper does not know what was restored: %s, step %d", load.source, load.step)
 
 
@@ -435,6 +458,10 @@ def _steps_redone(step: int | None) -> int:
     return -1 if _progress.newest_step < 0 else max(_progress.newest_step - (-1 if step is None else step), 0)
 
 
+_WANT_SAVED_STATE = (
+    "want a state with the names and sizes that were saved, or another folder; to add something to a trained state, "
+    "load it once without that, and write all of it to the disk"
+)
 _NO_JOB = (
     "this process belongs to no job with memory for checkpoints: start it with `unbroken run --memory SIZE`, in "
     "standalone mode with UNBROKEN_MEMORY=SIZE, or give a ResilientTrainingJob a spec.memory.sizeLimit"

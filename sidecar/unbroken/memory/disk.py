@@ -22,7 +22,7 @@ from torch.futures import Future
 
 from unbroken.memory.agreement import all_true, gather
 from unbroken.memory.new_state.lazy_state import LazyState, makes_places, no_place, refuse_lost
-from unbroken.memory.new_state.nested import LoadPlanner, real_path, with_places, without
+from unbroken.memory.new_state.nested import LoadPlanner, UnlikeStateError, real_path, with_places, without
 from unbroken.memory.new_state.places import PLACES, CheckpointPlaces, Places, of_checkpoint
 from unbroken.memory.shard import is_stateful, state_dicts
 
@@ -66,6 +66,11 @@ class DcpFolder:
         for step in sorted(step for step, is_whole in found if not is_whole and step > max(whole, default=-1))[-3:]:
             logger.warning("checkpoint on the disk not used: step=%d: it has no .metadata, which is written last", step)
         return whole
+
+    @property
+    def folder(self) -> Path:
+        """Where they are."""
+        return self._folder
 
     def path(self, step: int) -> Path:
         """Return where one lies that was written in the background."""
@@ -217,9 +222,10 @@ def load_from_disk(folder: Path, state: MutableMapping[str, Any], step: int) -> 
     values, places = _fill(state, path, metadata)
     try:
         load(values, storage_reader=_CheckingReader(path), planner=planner)
-    except CheckpointException:
+    except CheckpointException as error:
         lazy.drop()
-        logger.exception("checkpoint on the disk cannot be read: step=%d folder=%s", step, folder)
+        logger.warning("checkpoint on the disk cannot be read: step=%d folder=%s: %s", step, folder, in_short(error))
+        logger.debug("where it cannot be read", exc_info=True)
         raise
     unclaimed = [name for name in names if name not in planner.state_dict]
     lost = _lost_everywhere(state, unclaimed)
@@ -237,6 +243,16 @@ def load_from_disk(folder: Path, state: MutableMapping[str, Any], step: int) -> 
             *(step, len(lost), ", ".join(lost[:10])[:1000]),
         )
     return step
+
+
+def in_short(error: CheckpointException) -> str:
+    """Return which rank could not read a checkpoint, and why, in one line."""
+    first = min(error.failures.items(), key=lambda item: item[0], default=None)
+    if first is None:
+        return "another rank cannot read it"
+    rank, (cause, _frames) = first
+    words = " ".join(str(cause)[:1000].split())
+    return f"rank {rank}: {words if isinstance(cause, UnlikeStateError) else f'{type(cause).__name__}: {words}'}"
 
 
 class _Filled:

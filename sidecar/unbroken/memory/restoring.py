@@ -20,7 +20,7 @@ from unbroken.memory.agreement import all_true, gather
 from unbroken.memory.arena import WorkerSlots
 from unbroken.memory.choosing import ReadableCheckpoint, ReadableShard, candidates, why_void, with_later
 from unbroken.memory.new_state.lazy_state import LazyState, is_optimizer, no_place, refuse_lost
-from unbroken.memory.new_state.nested import LoadPlanner, real_path, with_places, without
+from unbroken.memory.new_state.nested import OTHER_SIZE, LoadPlanner, real_path, with_places, without
 from unbroken.memory.place import WorkerInfo
 from unbroken.memory.reading import Contents, missing
 from unbroken.memory.remote import Holders, Remote
@@ -32,8 +32,6 @@ from unbroken_core.vocabulary.checkpoints import MAX_CANDIDATES, Load, LoadSourc
 
 logger = logging.getLogger(__name__)
 
-_OTHER_SIZE = "Size mismatch"
-"""torch's words for a tensor that was saved with another size than the state has."""
 _WHAT_GROWS = "; tensors are restored to the size that a new state gives them: keep what grows as a list of numbers"
 
 _OFFER_NUMBERS = 5
@@ -140,6 +138,25 @@ class Restoration:
         if moment is None:
             return Load(term, iteration, source, refused=refused)
         return Load(term, iteration, source, moment.term, moment.iteration, moment.step, refused)
+
+    def tell_anew(self, newest_step: int, *, is_disk: bool) -> None:
+        """Log on one rank that the training begins anew, unless there was none before. A collective of all ranks.
+
+        `newest_step`: the last that this process has made, as far as it knows; -1: none.
+        """
+        newest = max(step for ((step,),) in gather([[newest_step]], 1))
+        why = self._why_none or self._void or next(iter(self._refused.values()), "")
+        if self._place.rank or (newest < 0 and not why and not self._is_any):
+            return
+        if not why and self._arena is None:
+            why = "the job has none"
+        elif not why:
+            why = "not all shards of one are left" if self._is_any else "none was on all ranks, or all are lost"
+        logger.error(
+            "no checkpoint is restored, and the training begins anew at its beginning: all of its steps%s are lost; "
+            "in memory: %s; on the disk: %s",
+            *(f" up to {newest}" if newest >= 0 else "", why, "none" if is_disk else "the job names none, with disk="),
+        )
 
     def close(self) -> None:
         """Unmap all that was opened."""
@@ -292,7 +309,7 @@ class Restoration:
             if one == chosen:
                 return
             reason = self._refused[one]
-            if reason.startswith(_OTHER_SIZE):
+            if reason.startswith(OTHER_SIZE):
                 reason += _WHAT_GROWS
             logger.warning("checkpoint in memory not used: step=%d: %s", one.moment.step, reason)
         if self._is_any and not whole and self._void:

@@ -6,6 +6,7 @@ from unbroken_core.protocol.messages import JobStatus, Recovery
 from unbroken_core.recovery.account import ratios, ratios_text, shares_text, terms
 from unbroken_core.recovery.fault_words import other_texts, rest_text, takers_text
 from unbroken_core.recovery.health import finding_text
+from unbroken_core.vocabulary.checkpoints import LoadSource
 from unbroken_core.vocabulary.findings import LOG_LINES, STRAGGLERS, WAS_SLOW, Verdict
 from unbroken_core.vocabulary.plurals import counted
 from unbroken_core.vocabulary.reasons import Cause, JobPhase
@@ -34,7 +35,7 @@ def narrate(before: JobStatus | None, after: JobStatus) -> list[str]:
         lines.append(f"training: iteration {after.iteration}, {counted(after.world_size, 'rank')}{spares}{lost}")
     elif after.phase in _OVER and has_moved:
         lines.append(f"{after.phase}: {after.message}")
-    return [*lines, *_findings(before, after), *_gone(before, after), *_held(before, after)]
+    return [*lines, *_anew(before, after), *_findings(before, after), *_gone(before, after), *_held(before, after)]
 
 
 def account_line(status: JobStatus | None) -> list[str]:
@@ -92,13 +93,16 @@ class Story:
         self._status: JobStatus | None = None
         self._waits = LongWaits()
         self._has_faults = False
+        self._anew: list[str] = []
         self._minute_s, self._num_told = -_MINUTE_S, 0
 
     def tell(self, status: JobStatus, now_s: float) -> list[str]:
         """Return what is to be said now. Quietly: faults and recoveries, why it failed, and the end after a fault."""
         before, self._status = self._status, status
         lines = self._rationed(narrate(before, status), {*_findings(before, status), *_gone(before, status)}, now_s)
-        faults = _recoveries(before, status)
+        anew = _anew(before, status)
+        self._anew = anew or self._anew
+        faults = [*_recoveries(before, status), *anew]
         self._has_faults = self._has_faults or bool(faults)
         wait = self._waits.tell(status, now_s)
         if not self._is_quiet:
@@ -122,8 +126,11 @@ class Story:
         return kept
 
     def end(self, status: JobStatus | None) -> list[str]:
-        """Return what is said before the last words: where the time went. Quietly: only after a fault."""
-        return [] if self._is_quiet and not self._has_faults else account_line(status)
+        """Return what is said before the last words: where the time went, and whether the training began anew.
+
+        Quietly: only after a fault.
+        """
+        return [] if self._is_quiet and not self._has_faults else [*account_line(status), *self._anew]
 
     def due_s(self, now_s: float) -> float:
         """Return in how many seconds there may be something to say, if nothing changes until then."""
@@ -144,6 +151,24 @@ def _recoveries(before: JobStatus | None, after: JobStatus) -> list[str]:
         if recovery.ended_at and (old is None or not old.ended_at):
             lines.append(_recovered(recovery))
     return lines
+
+
+def _anew(before: JobStatus | None, after: JobStatus) -> list[str]:
+    """Return that the training has begun at its beginning again, since nothing was restored."""
+    memory = after.memory
+    if memory is None or not _has_begun_anew(after) or (before is not None and _has_begun_anew(before, after)):
+        return []
+    why = f": {memory.reason}" if memory.reason else ""
+    return [
+        f"training began anew in iteration {after.iteration}, since nothing was restored, {memory.redone_text}{why}"
+    ]
+
+
+def _has_begun_anew(status: JobStatus, later: JobStatus | None = None) -> bool:
+    """Return whether the training has, in the iteration in force; in that of a later status if there is one."""
+    memory = status.memory
+    is_it = memory is not None and memory.source == LoadSource.NOTHING.value and memory.steps_redone > 0
+    return is_it and (later is None or status.iteration == later.iteration)
 
 
 def _findings(before: JobStatus | None, after: JobStatus) -> list[str]:

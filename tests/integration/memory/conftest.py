@@ -12,7 +12,7 @@ import pytest
 from tests.waiting import wait_until
 
 from unbroken.keeper.digests import read_digests, read_slot_head
-from unbroken.memory import arena
+from unbroken.memory import arena, checkpointer
 from unbroken.memory.background import handover
 from unbroken.standstill import standstill
 from unbroken_core.pod.memory_messages import KEEPER_SOCKET
@@ -127,8 +127,12 @@ class LivePod:
 
 @pytest.fixture(autouse=True)
 def sound_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What tests of aborts leave behind in this process: no iteration begins here that would end it."""
+    """What tests of aborts leave behind in this process: no iteration begins here that would end it.
+
+    Nor has this process made any step.
+    """
     monkeypatch.setattr(standstill, "is_spoilt", False)
+    monkeypatch.setattr(checkpointer, "_progress", checkpointer._Progress())
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from unbroken.memory import Checkpointer, checkpointer
+from unbroken.memory.arena import WorkerSlots
 from unbroken.memory.background.epochs import MARK, WORK, Epoch
 from unbroken.memory.disk import DcpFolder
 from unbroken_core.protocol import wire
@@ -286,3 +288,86 @@ def test_nobody_begins_anew_where_a_single_rank_does_not_see_what_is_there(tmp_p
     shutil.rmtree(folders[1])
     words = "step 10 is on the disk, and rank 1 does not see it"
     assert [words in answer for answer in answers_of(folders)] == [True, True]
+
+
+def test_a_training_that_begins_anew_says_so_once_and_a_first_start_says_nothing(
+    pod: LivePod, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen before: only that a checkpoint was not used, and nothing of a beginning."""
+    pod.start()
+    checkpoints = Checkpointer(every=10)
+    assert checkpoints.load({"w": torch.zeros(100)}) is None
+    pod.be(iteration=1)
+    assert checkpoints.load({"w": torch.zeros(100)}) is None
+    assert "anew" not in caplog.text, "no step was made"
+    for step in range(24):
+        checkpoints.save({"w": torch.zeros(100)}, step)
+    pod.be(iteration=2)
+    loads: list[Load] = []
+
+    def loaded(_arena: WorkerSlots, load: Load) -> bool:
+        loads.append(load)
+        return True
+
+    monkeypatch.setattr(WorkerSlots, "loaded", loaded)
+    assert Checkpointer().load({"w": torch.zeros(200)}) is None
+    assert [one.reached for one in loads] == [23], "the status counts from it what is redone"
+    told = [one for one in caplog.messages if "anew" in one]
+    assert len(told) == 1
+    assert told[0].startswith(
+        "no checkpoint is restored, and the training begins anew at its beginning: all of its steps up to 23 are lost; "
+        "in memory: Size mismatch"
+    )
+    assert told[0].endswith("; on the disk: the job names none, with disk=")
+
+
+ADDED = """
+import sys
+import torch, torch.distributed as dist
+from unbroken import inprocess
+from unbroken.memory import Checkpointer
+@inprocess.Wrapper()
+def train(call: inprocess.CallWrapper) -> None:
+    dist.init_process_group("gloo")
+    state = {"w": torch.zeros(100), "ema": {"n_averaged": torch.zeros(1)}}
+    Checkpointer(disk=sys.argv[1]).load(state)
+train()
+"""
+
+
+def test_a_state_with_more_than_was_saved_is_a_mistake_of_the_script_that_says_what_to_do(tmp_path: Path) -> None:
+    """Seen before: both processes ended and were started again, six times, with tracebacks of 1,000 characters."""
+    folder = saved(tmp_path / "disk", 10, 20)
+    script = tmp_path / "added.py"
+    script.write_text(ADDED)
+    command = [sys.executable, "-P", "-m", "unbroken", "run", "--pods", "1", "--ranks-per-pod", "2"]
+    command += [str(script), str(folder)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("function raised: iteration=") in (2, 3, 4), "once more, on both ranks at most"
+    assert "base-exception" not in done.stderr
+    faults = re.findall(r"^unbroken +\S+ +fault \d: exception of rank .*", done.stderr, re.MULTILINE)
+    assert len(faults) in (1, 2), done.stderr
+    for line in faults:
+        assert (
+            f"UnlikeCheckpointError: the checkpoint of step 20 in {folder} is of another state: rank 0: it lacks "
+            in line
+        )
+        assert "1 name of the state: ema.n_averaged; nor can 1 older one; want a state with the names" in line
+
+
+def test_a_tensor_of_another_size_is_named_and_what_cannot_be_read_is_no_mistake(tmp_path: Path) -> None:
+    folder = saved(tmp_path, 10)
+    with pytest.raises(checkpointer.UnlikeCheckpointError, match=r"is of another state: rank 0: Size mismatch.*for w"):
+        Checkpointer(disk=folder).load({"w": torch.zeros(200)})
+    saved(folder, 20)
+    lose(folder / "step-20")
+    save({"w": torch.zeros(200)}, checkpoint_id=folder / "step-5")
+    shutil.rmtree(folder / "step-10")
+    with pytest.raises(
+        RuntimeError, match=r"step 20 in .* cannot be read: rank 0: FileNotFoundError.*1 older"
+    ) as caught:
+        Checkpointer(disk=folder).load({"w": torch.zeros(100)})
+    assert type(caught.value) is checkpointer.NoCheckpointError
+    assert isinstance(caught.value, CheckpointException)
+    assert list(caught.value.failures) == [0]

@@ -8,6 +8,7 @@ import pytest
 from unbroken.run.earlier import EarlierReports
 from unbroken.run.narration import Story, account_line
 from unbroken_core.protocol.messages import EarlierRun, JobStatus, Recovery, TimeSpent
+from unbroken_core.vocabulary.checkpoints import MemoryStatus
 from unbroken_core.vocabulary.reasons import Cause, JobPhase, Reason
 
 TIME = TimeSpent(93.0, 4.0, 1.0, 2.0, progress_rank_s=186.0, held_rank_s=300.0, wanted_rank_s=200.0)
@@ -83,3 +84,20 @@ def test_quietly_it_is_said_only_after_a_fault(is_quiet: bool, has_fault: bool, 
     end = status(1, 100.0, phase=JobPhase.COMPLETE, recoveries=faults)
     story.tell(end, 0.0)
     assert bool(story.end(end)) is is_said
+
+
+def test_a_training_that_begins_anew_is_told_when_it_is_and_at_the_end_once() -> None:
+    lost = MemoryStatus(-1, steps_redone=24, source="nothing", reason="step 10: 2 shards were lost with train-0")
+    line = (
+        "training began anew in iteration 5, since nothing was restored, 24 steps redone: "
+        "step 10: 2 shards were lost with train-0"
+    )
+    first = replace(status(1, 1.0), memory=MemoryStatus(-1, source="nothing"), iteration=5)
+    for is_quiet in (False, True):
+        story = Story(is_quiet)
+        assert not any("anew" in one for one in story.tell(first, 0.0)), "in its first start nothing was lost"
+        assert line in story.tell(replace(first, memory=lost), 1.0)
+        assert line not in story.tell(replace(first, memory=replace(lost, complete_step=5)), 2.0)
+        over = replace(first, memory=lost, phase=JobPhase.COMPLETE)
+        assert line not in story.tell(over, 3.0)
+        assert story.end(over)[-1] == line

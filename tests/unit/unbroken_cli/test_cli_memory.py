@@ -20,6 +20,14 @@ from unbroken_core.vocabulary.checkpoints import MemoryStatus
             "no step is on all ranks yet; restored step 100 from disk, 1 step redone: "
             "step 120: 2 shards were lost with pod-3",
         ),
+        (
+            MemoryStatus(120, -1, 120, 3, "memory", is_redone_least=True),
+            "step 120 on all ranks (2 steps ago); restored step 120 from memory, at least 3 steps redone",
+        ),
+        (
+            MemoryStatus(120, -1, 120, 0, "disk", is_redone_least=True),
+            "step 120 on all ranks (2 steps ago); restored step 120 from disk, how many steps are redone is not known",
+        ),
         (MemoryStatus(120, source="nothing"), "step 120 on all ranks (2 steps ago)"),
         (
             MemoryStatus(120, -1, -1, 19, "nothing", "step 18 could not be read by pod-1: Size mismatch"),

@@ -67,10 +67,15 @@ export function safetyOf(status) {
   const notes = [step < 0 ? 'no checkpoint is on all ranks yet' : `on all ranks, ${ago(step, status.max_step)}`];
   if (across) notes.push(protectedStep < 0 ? `none is protected${isAsAsked ? ' yet, wanted ' : ': '}${across}` : `step ${number(protectedStep)} protected${isAsAsked ? ' ' : ', '}${across}`);
   if (diskEvery > 0) notes.push(`${diskStep < 0 ? 'none' : `step ${number(diskStep)}`} on the disk${diskProblem ? `: ${diskProblem}` : ''}`);
-  if (source === 'memory' || source === 'disk') notes.push(`restored last: step ${number(memory.restored_step)} from ${source}, ${many(memory.steps_redone, 'step')} redone`);
-  if (source === 'nothing' && memory.steps_redone > 0) notes.push(`nothing was restored, ${many(memory.steps_redone, 'step')} redone`);
+  if (source === 'memory' || source === 'disk') notes.push(`restored last: step ${number(memory.restored_step)} from ${source}, ${redone(memory)}`);
+  if (source === 'nothing' && memory.steps_redone > 0) notes.push(`nothing was restored, ${redone(memory)}`);
   if (memory.reason) notes.push(memory.reason);
   return { step, notes, isWarning: step < 0 || (across !== '' && protectedStep < 0) || diskProblem !== '' };
+}
+
+function redone(memory) {
+  if (memory.is_redone_least && !memory.steps_redone) return 'how many steps are redone is not known';
+  return `${memory.is_redone_least ? 'at least ' : ''}${many(memory.steps_redone, 'step')} redone`;
 }
 
 function ago(step, maxStep) {

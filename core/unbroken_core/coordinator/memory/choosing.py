@@ -91,6 +91,8 @@ class Recall:
     attempts: Attempts = Attempts()
     max_step: int = -1
     """Highest step that any rank had told when the plan was cut."""
+    is_known: bool = False
+    """False: another rendezvous has cut the plan, and this one does not know what it said."""
 
 
 def decide_restore(offers: Iterable[SavedStep], attempts: Attempts, floors: Iterable[Load] = ()) -> Choice:
@@ -157,8 +159,9 @@ def recall(table: Checkpoints, before: Recall, ended: Ended, seats: Mapping[int,
             if key[:3] == load.of_order:
                 attempts = attempts.note(key, ended.cause, table.has_committed(ended.iteration))
     if not all(map(table.tells, set(seats.values()))):
-        return Recall(None, attempts, ended.max_step)
-    return Recall(decide_restore(offers_of(table, seats), attempts, table.loads.floors), attempts, ended.max_step)
+        return Recall(None, attempts, ended.max_step, is_known=True)
+    choice = decide_restore(offers_of(table, seats), attempts, table.loads.floors)
+    return Recall(choice, attempts, ended.max_step, is_known=True)
 
 
 def _is_later(load: Load | None, choice: Choice) -> bool:
@@ -173,7 +176,7 @@ def memory_status(table: Checkpoints, recalled: Recall, iteration: int) -> Memor
     load, refused = table.loads.of(iteration), table.loads.refusal_of(iteration)
     choice = recalled.choice
     reason = "" if choice is None or _is_later(load, choice) else choice.reason
-    if choice is None and load is not None:
+    if choice is None and load is not None and recalled.is_known:
         reason = "not all agents tell what their keepers have: ranks agreed among themselves"
     if refused is not None:
         step, why, pod = refused
@@ -187,5 +190,8 @@ def memory_status(table: Checkpoints, recalled: Recall, iteration: int) -> Memor
         status = replace(status, disk_step=disk.step, disk_every=disk.every, disk_problem=disk.problem[:1000])
     if load is None:
         return status
-    redone = max(recalled.max_step - load.step, 0)
-    return replace(status, restored_step=load.step, steps_redone=redone, source=load.source.value)
+    # Reports of steps come behind the steps; workers that are still there know.
+    reached = table.loads.reached_before(iteration)
+    redone = max(recalled.max_step - load.step, reached - load.step, 0)
+    status = replace(status, restored_step=load.step, steps_redone=redone, source=load.source.value)
+    return replace(status, is_redone_least=reached < 0 < iteration)

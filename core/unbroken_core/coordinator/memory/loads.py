@@ -27,6 +27,8 @@ class Loads:
         """What each present pod reports."""
         self._refusals: dict[int, tuple[int, str, str]] = {}
         """By iteration: the first step that a rank could not read, why, and the name of its pod."""
+        self._reached: dict[int, int] = {}
+        """By iteration: the highest step that workers remember to have made before it."""
 
     def receive(
         self, uid: str, name: str, loads: tuple[Load, ...], last_iteration: int
@@ -48,6 +50,7 @@ class Loads:
             self._votes.setdefault(load, set()).add(uid)
         self._votes = {load: voters for load, voters in self._votes.items() if voters}
         self._note_refusals(name, loads)
+        self._note_reached(loads, last_iteration)
         return told, len(loads) - len(sound)
 
     def lose(self, uid: str) -> None:
@@ -76,6 +79,18 @@ class Loads:
     def refusal_of(self, iteration: int) -> tuple[int, str, str] | None:
         """Return which step a rank could not read at the beginning of an iteration, why, and the name of its pod."""
         return self._refusals.get(iteration)
+
+    def reached_before(self, iteration: int) -> int:
+        """Return the highest step that workers had made when an iteration began, as far as they remember; -1: none."""
+        return self._reached.get(iteration, -1)
+
+    def _note_reached(self, loads: tuple[Load, ...], last_iteration: int) -> None:
+        for load in loads:
+            if load.iteration <= last_iteration and load.reached > self.reached_before(load.iteration):
+                self.num_known += 1
+                self._reached[load.iteration] = load.reached
+        for old in sorted(self._reached)[:-MAX_LOADS]:
+            del self._reached[old]
 
     def _note_refusals(self, name: str, loads: tuple[Load, ...]) -> None:
         for load in loads:

@@ -16,14 +16,36 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 from torch.distributed.tensor import DTensor
 
+from unbroken_core.vocabulary.plurals import counted
+
+OTHER_SIZE = "Size mismatch"
+"""torch's words for a tensor that was saved with another size than the state has."""
+
+
+class UnlikeStateError(ValueError):
+    """A checkpoint is whole, and was saved of another state than that into which it is to be loaded."""
+
 
 class LoadPlanner(DefaultLoadPlanner):
     """Puts objects where they were, whatever the type of their keys."""
 
     def create_local_plan(self) -> LoadPlan:
-        """Plan what torch's own planner would, which takes ten times as long where nothing is resharded."""
+        """Plan what torch's own planner would, which takes ten times as long where nothing is resharded.
+
+        Raises UnlikeStateError for a name that was not saved, or another size.
+        """
         items = None if self.metadata is None else unchanged(self.state_dict, self.metadata)
-        return super().create_local_plan() if items is None else LoadPlan(items)
+        if items is not None:
+            return LoadPlan(items)
+        try:
+            return super().create_local_plan()
+        except (RuntimeError, ValueError) as error:
+            known = () if self.metadata is None else self.metadata.state_dict_metadata
+            lacking = sorted(name for name in self.state_dict if name not in known)
+            if not lacking and not str(error).startswith(OTHER_SIZE):
+                raise
+            names = f"it lacks {counted(len(lacking), 'name')} of the state: {', '.join(lacking[:10])[:400]}"
+            raise UnlikeStateError(names if lacking else str(error)[:500]) from None
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Put one in its place."""

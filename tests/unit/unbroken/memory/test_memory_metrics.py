@@ -16,7 +16,7 @@ from unbroken.keeper.server import Keeper
 from unbroken.keeper.telling import Telling
 from unbroken_core.pod.memory_messages import Counted, Measure, Measured, ToKeeper, Written
 from unbroken_core.protocol import wire
-from unbroken_core.vocabulary.checkpoints import OnDisk
+from unbroken_core.vocabulary.checkpoints import Load, LoadSource, OnDisk
 from unbroken_core.vocabulary.errors import WireError
 
 NOW_S = 5000.0
@@ -122,6 +122,13 @@ def test_a_keeper_tells_its_agent_what_the_newest_iteration_has_on_the_disk(tmp_
     assert keeper._telling.wait(0, 0.0) == version, "nothing new for the agent"
     keeper._answer(Written(OnDisk(1, 2, 10, 110), 0.0))
     assert keeper._telling.wait(0, 0.0) > version
+
+
+def test_a_keeper_tells_the_highest_step_that_any_of_its_workers_remembers(tmp_path: Path) -> None:
+    telling = Telling(cast(Arena, NoSlots(tmp_path)), tmp_path)
+    for reached in (-1, 9, 7):
+        telling.loaded(Load(1, 1, LoadSource.NOTHING, reached=reached))
+    assert telling.held().loads == (Load(1, 1, LoadSource.NOTHING, reached=9),)
 
 
 def test_a_worker_makes_no_series_of_its_own() -> None:

@@ -395,3 +395,31 @@ def test_what_lost_pods_have_left_is_forgotten_once_a_newer_step_is_complete() -
         tell(table, "a", arena="aa")
         table.lose(uid)
     assert len(table.steps) == 1
+
+
+def test_workers_that_remember_say_how_many_steps_are_redone_and_without_them_it_is_at_least_so_many() -> None:
+    """Seen before: 1 step redone, of 3: the reports of the steps had come behind the fault."""
+    table = two_steps()
+    known = recall(table, Recall(), Ended(0, Cause.POD_LOST, 21), SEATS)
+    table.begin(1, SEATS)
+    restored = load(1, 0, 20)
+    tell(table, "a", holding("a", 0, 20, 0), loads=(restored,))
+    status = memory_status(table, known, 1)
+    assert (status.steps_redone, status.is_redone_least) == (1, True), "all workers that have told are new ones"
+    before = table.loads.num_known
+    for uid, reached in (("a", 22), ("b", 23), ("c", -1)):
+        tell(table, uid, loads=(replace(restored, reached=reached),))
+    assert table.loads.num_known > before, "the status has changed"
+    assert len({*table.loads.floors}) == 1, "what they remember makes no other load of it"
+    for recalled in (known, Recall()):
+        # A rendezvous that was started again knows no plan, and hears of the loads.
+        status = memory_status(table, recalled, 1)
+        assert (status.steps_redone, status.is_redone_least, status.reason) == (3, False, "")
+
+
+def test_a_first_start_redoes_nothing_and_what_nobody_knows_is_not_said_to_be_nothing() -> None:
+    table = Checkpoints()
+    tell(table, "a", loads=(Load(1, 0, LoadSource.DISK, 0, -1, 20), load(1, 0, 10)))
+    first, later = memory_status(table, Recall(), 0), memory_status(table, Recall(), 1)
+    assert (first.steps_redone, first.is_redone_least) == (0, False)
+    assert (later.steps_redone, later.is_redone_least) == (0, True)
