@@ -227,9 +227,13 @@ class WorkerSlots:
         head = None if self._kept is None or self._kept >= len(self._slots) else self._slots[self._kept].head
         return _holds(head, Moment(place.term, place.iteration, step))
 
-    def lend(self, place: WorkerInfo, step: int) -> LentSlot | None:
-        """Return the slot in which this iteration sealed a step, locked against writers; None when there is none."""
-        moment = Moment(place.term, place.iteration, step)
+    def has_part(self, place: WorkerInfo, moment: Moment) -> bool:
+        """Return whether a checkpoint is here as this rank has sealed it, in a world of the same size."""
+        heads = [head for slot in self._slots if (head := slot.head) is not None and _holds(head, moment)]
+        return any((head.rank, head.world_size) == (place.rank, place.world_size) for head in heads)
+
+    def lend(self, moment: Moment) -> LentSlot | None:
+        """Return the slot with this checkpoint, locked against writers; None when there is none."""
         for slot in self._slots:
             head = slot.head
             if head is not None and _holds(head, moment):

@@ -136,9 +136,7 @@ class Checkpointer:
                 self._handover.skipped()
             return self._skip(step, result.reason)
         if self._handover is not None and is_for_disk:
-            problem = self._handover.offer(self._place, arena, step, self._reader.names)
-            if problem:
-                logger.warning("not written to the disk: %s", problem)
+            self._offer(self._handover, self._place, arena, step)
         return result
 
     def flush(
@@ -201,9 +199,12 @@ class Checkpointer:
             if isinstance(result, Skipped):
                 self._skip(step, result.reason)
                 return
-        if handover.is_ordered(step):
-            return
-        problem = handover.offer(self._place, arena, step, self._reader.names)
+        if not handover.is_ordered(step):
+            self._offer(handover, self._place, arena, step)
+
+    def _offer(self, handover: Handover, place: WorkerInfo, arena: WorkerSlots, step: int) -> None:
+        """Have what this iteration has saved written to the disk."""
+        problem = handover.offer(place, arena, Moment(place.term, place.iteration, step), self._reader.names)
         if problem:
             logger.warning("not written to the disk: %s", problem)
 
@@ -217,21 +218,47 @@ class Checkpointer:
         would lose all of them.
         """
         began_s = time.monotonic()
-        source, step = self._load(state)
+        source, moment, on_disk = self._load(state)
+        step = None if moment is None else moment.step
         if (arena := self._enter()) is not None:
             arena.measured(source, time.monotonic() - began_s, _steps_redone(step))
         if self._place is not None and (noting := recorder()) is not None:
             noting.loaded(self._place, source, step)
         _progress.newest_step = -1 if step is None else step
         if self._handover is not None:
-            self._handover.loaded(step)
+            is_behind = self._handover.loaded(step, on_disk)
             told = self._handover.told()
+            if is_behind and moment is not None:
+                self._write_restored(self._handover, arena, state, moment)
             if arena is not None and told is not None:
                 arena.written(told)
         return step
 
-    def _load(self, state: MutableMapping[str, Any]) -> tuple[str, int | None]:
-        """Return where the state came from, and its step."""
+    def _write_restored(
+        self, handover: Handover, arena: WorkerSlots | None, state: MutableMapping[str, Any], moment: Moment
+    ) -> None:
+        """Order that what all ranks went back to is written: a fault came before the disk had it. A collective of all.
+
+        From the slots, and only if each rank has its own part there: a step has one content, and a save of it in this
+        iteration would hide from the rendezvous how often the training fails after it.
+        """
+        place, shard = read_place(), self._reader.read(state)
+        # A new process has not mapped them yet.
+        has_part = arena is not None and not arena.reserve(shard) and arena.has_part(place, moment)
+        if all_true(has_part) and arena is not None:
+            problem = handover.offer(place, arena, moment, self._reader.names)
+        elif place.rank == 0:
+            problem = (
+                f"step {moment.step}: not all ranks have their own parts of it in memory; a later save is, or `flush` "
+                "with the state and its step"
+            )
+        else:
+            problem = ""
+        if problem:
+            logger.warning("not written to the disk: %s", problem)
+
+    def _load(self, state: MutableMapping[str, Any]) -> tuple[str, Moment | None, int]:
+        """Return where the state came from, which one it is, and the newest step up to it on the disk, -1 for none."""
         _refuse_no_state("load", state)
         arena = self._enter()
         place = self._place or read_place()
@@ -243,14 +270,15 @@ class Checkpointer:
             except OSError as error:
                 logger.error("no checkpoints are written to the disk: %s", error)
         seen = common_steps(self._disk, _given_up(self._disk, place.restore), self._is_foreign)
+        # Without those that could not be read, also for `seen.oldest`.
         steps = seen.steps
         problems: list[tuple[int, CheckpointException]] = []
         refused: list[tuple[int, str]] = []
         while True:
             restoration = Restoration(arena, place)
-            step = self._from_memory(restoration, arena, state, seen.oldest, refused)
-            if step is not None:
-                return "memory", step
+            restored = self._from_memory(restoration, arena, state, seen.oldest, refused)
+            if restored is not None:
+                return "memory", restored, max((step for step in steps if step <= restored.step), default=-1)
             if problems and not steps:
                 raise _none_left(problems, self._disk)  # The state may be half loaded.
             if seen.problem and not steps:
@@ -258,11 +286,12 @@ class Checkpointer:
             if self._disk is None or not steps:
                 restoration.tell_anew(_progress.newest_step, is_disk=self._disk is not None)
                 _tell_keeper(arena, restoration.load(LoadSource.NOTHING))
-                return "nothing", None
+                return "nothing", None, -1
             step, problem = steps[0], self._from_disk(self._disk, state, steps.pop(0))
             if problem is None:
-                _tell_keeper(arena, restoration.load(LoadSource.DISK, _moment(self._disk, step), refused))
-                return "disk", step
+                moment = _moment(self._disk, step)
+                _tell_keeper(arena, restoration.load(LoadSource.DISK, moment, refused))
+                return "disk", moment, step
             problems.append((step, problem))
             refused.append((step, f"on the disk: {in_short(problem)}"))
 
@@ -279,8 +308,8 @@ class Checkpointer:
         state: MutableMapping[str, Any],
         oldest: int | None,
         refused: Sequence[tuple[int, str]],
-    ) -> int | None:
-        """Take the newest step in memory, unless it is older than this one; return it, None when there is none.
+    ) -> Moment | None:
+        """Take the newest in memory, unless its step is older than this one; return it, None when there is none.
 
         `refused`: what on the disk cannot be read, and why.
         """
@@ -296,7 +325,7 @@ class Checkpointer:
             # First: who unmaps a file last that the keeper has given up waits until its pages are free.
             restoration.close()
         _tell_keeper(arena, restoration.load(LoadSource.MEMORY, chosen.moment, refused_on_disk=refused))
-        return chosen.moment.step
+        return chosen.moment
 
     def _from_disk(self, disk: Disk, state: MutableMapping[str, Any], step: int) -> CheckpointException | None:
         """Load one on all ranks together; return why it cannot be read, None when all is well."""

@@ -24,6 +24,7 @@ from unbroken.keeper.digests import read_slot_head
 from unbroken.keeper.server import Keeper
 from unbroken.keeper.telling import Telling
 from unbroken.memory import Checkpointer, Saved, Skipped, arena, checkpointer
+from unbroken.memory.arena import WorkerSlots
 from unbroken.memory.background import handover, news, writer
 from unbroken.memory.background.epochs import Epoch, write_json
 from unbroken.memory.background.orders import WriteOrder
@@ -33,7 +34,7 @@ from unbroken.memory.disk import steps_on_disk
 from unbroken.memory.place import WorkerInfo
 from unbroken.memory.slots import Slot
 from unbroken_core.pod.memory_messages import Find, Sealed
-from unbroken_core.pod.memory_slots import CONTENT_OFFSET, PIN_LOCK
+from unbroken_core.pod.memory_slots import CONTENT_OFFSET, PIN_LOCK, Moment
 from unbroken_core.vocabulary.checkpoints import OnDisk
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
@@ -201,12 +202,70 @@ def test_a_step_that_cannot_be_read_is_not_told_as_the_newest_on_the_disk(
     assert pod.keeper._telling.held().disk == OnDisk(1, 1, 100, 8)
 
 
+@pytest.mark.parametrize("is_new", [False, True], ids=["same-process", "new-process"])
+def test_a_step_that_was_due_before_a_fault_is_written_after_it(
+    pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_new: bool
+) -> None:
+    """Seen before: `flush` returned True, since nothing had come to be due since the load, and the disk was empty."""
+    disk = tmp_path / "disk"
+    state: dict[str, Any] = {"w": torch.arange(5000.0)}
+    checkpoints = Checkpointer(every=5, disk=disk, disk_every=10)
+    assert checkpoints.load(state) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(pod, "order", lambda *_: None)
+        assert isinstance(checkpoints.save(state, 10), Saved)
+        assert isinstance(checkpoints.save(state, 15), Saved)
+    if is_new:
+        assert arena._arena is not None
+        arena._arena.close()
+        monkeypatch.setattr(arena, "_arena", None)
+    pod.place = replace(pod.place, iteration=1)
+    checkpoints = Checkpointer(every=5, disk=disk, disk_every=10)
+    found: dict[str, Any] = {"w": torch.zeros(5000)}
+    assert checkpoints.load(found) == 15
+    assert checkpoints.flush()
+    assert steps_on_disk(disk) == [15]
+    # Of the same interval: not due again.
+    found["w"] += 1
+    assert isinstance(checkpoints.save(found, 19), Skipped)
+    assert checkpoints.load(found) == 15
+    assert steps_on_disk(disk) == [15]
+    load(found, checkpoint_id=disk / "step-15")
+    assert torch.equal(found["w"], state["w"])
+
+
+def test_a_step_that_was_due_and_is_not_in_the_own_memory_is_not_told_as_on_the_disk(
+    pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """This rank was another one when it saved it: no rank writes what one of them cannot."""
+    disk = tmp_path / "disk"
+    state: dict[str, Any] = {"w": torch.arange(5000.0)}
+    checkpoints = Checkpointer(every=5, disk=disk, disk_every=10)
+    assert checkpoints.load(state) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(pod, "order", lambda *_: None)
+        assert isinstance(checkpoints.save(state, 10), Saved)
+    pod.place = replace(pod.place, iteration=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkerSlots, "has_part", lambda *_: False)
+        assert checkpoints.load(state) == 10
+    assert (
+        "not written to the disk: step 10: not all ranks have their own parts of it in memory; a later" in caplog.text
+    )
+    assert not checkpoints.flush()
+    assert "step 10 is not on the disk: rank 0 did not save it" in caplog.text
+    # The first save after it is due, and the step itself can be handed over.
+    assert checkpoints.flush(state, 10)
+    assert isinstance(checkpoints.save(state, 15), Saved)
+    assert steps_on_disk(disk) == [10]
+
+
 def begin_to_write(pod: Pod, epoch: Epoch) -> tuple[threading.Thread, Slot]:
     """Save step 10, and have rank 1 of 2 write it; return the thread that does, and the slot."""
     state: dict[str, Any] = {"w": torch.arange(5000.0)}
     assert isinstance(Checkpointer().save(state, 10), Saved)
     assert arena._arena is not None
-    lent = arena._arena.lend(pod.place, 10)
+    lent = arena._arena.lend(Moment(1, 0, 10))
     assert lent is not None
     order = WriteOrder(str(epoch.folder), "job", 1, 0, 7, 10, 1, 2, lent.path, lent.serial, 3, 10)
     names = os.memfd_create("names")

@@ -6,7 +6,8 @@ WHAT is `raise`, `kill` (this process), `kill-pod` (its launcher), `kill-agent`,
 point of the next save at which this process is killed: `begun`, `copied`, `half-sealed`, `sealed`; or of the load of
 that iteration (any STEP): `found`, `verified`, `half-read`, `read`; `corrupt` flips a bit of what was saved last and
 raises; `hold` says so in FOLDER/held, and waits in that step to be killed. `kill-rendezvous`, also behind a point and
-an `@`, as in `sealed@kill-rendezvous`, kills the rendezvous there, and this rank goes on without it.
+an `@`, as in `sealed@kill-rendezvous`, kills the rendezvous there, and this rank goes on without it. A STEP behind the
+last one is where all that is left is to wait for the disk.
 Each rank writes a line a step to FOLDER/losses: "ITERATION RANK STEP LOSS", the loss as bits; and "restored ITERATION
 RANK STEP" to FOLDER/restored. With TEST_STATE=1 the first rank writes "ITERATION SAVED-OR-LOADED STEP DIGEST" of the
 whole state to FOLDER/states. With TEST_INSIST=1 a save that is skipped is tried again. After step TEST_FLUSH_AT, as at
@@ -382,6 +383,7 @@ def train(call: inprocess.CallWrapper) -> None:
         if step == FLUSH_AT:
             flush(call, checkpointer, step)
         call.ping(step=step)
+    break_if_due(call.iteration, NUM_STEPS)
     flush(call, checkpointer, NUM_STEPS - 1)
     dist.barrier()
 

@@ -7,9 +7,6 @@ import json
 import logging
 import os
 import secrets
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +17,10 @@ from unbroken.memory.agreement import gather
 from unbroken.memory.arena import LentSlot, WorkerSlots
 from unbroken.memory.background.epochs import Epoch, Failure
 from unbroken.memory.background.news import on_disk
-from unbroken.memory.background.orders import WriteOrder, send
+from unbroken.memory.background.orders import WriteOrder
+from unbroken.memory.background.writer_process import WriterProcess
 from unbroken.memory.place import WorkerInfo
+from unbroken_core.pod.memory_slots import Moment
 from unbroken_core.vocabulary.checkpoints import OnDisk
 
 logger = logging.getLogger(__name__)
@@ -63,8 +62,12 @@ class _Due:
 
     place: WorkerInfo
     arena: WorkerSlots
-    step: int
+    moment: Moment
     names: Names
+
+    @property
+    def step(self) -> int:
+        return self.moment.step
 
 
 class Handover:
@@ -77,7 +80,7 @@ class Handover:
         """The same, also where it could not begin, for this reason."""
         self._problem = ""
         self._newest = 0
-        """The last step that was ordered, or that all ranks went back to."""
+        """The last step that was ordered; before that, the newest on the disk up to the one that was restored."""
         self._loaded: int | None = None
         """The step that all ranks went back to, -1 for none; None before they have."""
         self._newest_due = -1
@@ -86,13 +89,13 @@ class Handover:
         self._num_attempts = 0
         self._began_s = 0.0
         """When that was first asked, on the monotonic clock."""
-        self._has_skipped = False
-        """Whether a step that was due has not been saved since the last that was."""
+        self._skipped: int | None = None
+        """The last step that was due and was not saved; None once one was."""
         self._due: _Due | None = None
         """What has not been ordered yet."""
-        self._ordered: dict[int, _Child] = {}
+        self._ordered: dict[int, WriterProcess] = {}
         """By step, who was ordered to write it."""
-        self._reading: tuple[_Child, _Due] | None = None
+        self._reading: tuple[WriterProcess, _Due] | None = None
         """The last order, until this rank's part is on the disk."""
         self._rank = 0
         self.intruder = ""
@@ -107,7 +110,7 @@ class Handover:
         _Process.let_go()
         self._rank = place.rank
         self._newest, self._newest_due, self._loaded = 0, -1, None
-        self._attempted, self._num_attempts, self._has_skipped = 0, 0, False
+        self._attempted, self._num_attempts, self._skipped = 0, 0, None
         job = hashlib.sha256(os.environ.get("TORCHELASTIC_RUN_ID", "").encode()).hexdigest()[:32]
         epoch = Epoch(self._settings.folder.absolute(), job, place.iteration, place.term, secrets.randbits(62))
         self.intruder = ""
@@ -140,10 +143,18 @@ class Handover:
         # It takes a while to start, and a slot waits for it for a few seconds at most.
         _child()
 
-    def loaded(self, step: int | None) -> None:
-        """All ranks went back to this step."""
-        self._newest = 0 if step is None else step
+    def loaded(self, step: int | None, on_disk: int) -> bool:
+        """All ranks went back to this step; return whether it belongs on the disk, since one before it never got there.
+
+        `on_disk`: the newest that all of them see there, up to this one; -1 for none.
+        """
         self._loaded = -1 if step is None else step
+        # What an earlier iteration was about to write is void now.
+        self._newest = max(on_disk, 0)
+        if step is None or step // self._settings.every <= self._newest // self._settings.every:
+            return False
+        self._newest_due = step
+        return True
 
     def told(self) -> OnDisk | None:
         """Return what rank 0 tells of the disk at the beginning of an iteration; None on other ranks."""
@@ -166,7 +177,8 @@ class Handover:
         if is_due and step // self._settings.every > self._newest_due // self._settings.every:
             # Whether it can be tried or not: the one before it, which was skipped, is not what `wait` is to name.
             self._newest_due = step
-        if is_due and self._has_skipped:
+        # Tried once more: all others write this one.
+        if is_due and self._skipped not in (None, step):
             stretch = self._saves_apart() * self._settings.saved_every
             is_due = step // stretch > before // stretch
         if is_due:
@@ -175,7 +187,7 @@ class Handover:
 
     def skipped(self) -> None:
         """A step that was due is not in memory."""
-        self._has_skipped = True
+        self._skipped = self._attempted
 
     def _saves_apart(self) -> int:
         """Return how many saves take longer than a slot is kept for other ranks: a power of two, so alike on most."""
@@ -185,13 +197,15 @@ class Handover:
             number *= 2
         return number
 
-    def offer(self, place: WorkerInfo, arena: WorkerSlots, step: int, names: Names) -> str:
+    def offer(self, place: WorkerInfo, arena: WorkerSlots, moment: Moment, names: Names) -> str:
         """Order that a step which is in memory is written; return why it is not, "" if all is well.
 
         While the disk still takes the one before, the newest that is due waits for its turn: see `catch_up`.
-        `names`: where each name lies in the state's dictionaries.
+        `moment`: the iteration that has saved it, and its step. `names`: where each name lies in the state's
+        dictionaries.
         """
-        epoch, self._newest, self._has_skipped = self._epoch, step, False
+        epoch, step = self._epoch, moment.step
+        self._newest, self._skipped = step, None
         if epoch is None and self._problem and _is_of(self._begun, place):
             return ""  # The log says why since the load.
         if epoch is None or not _is_of(epoch, place):
@@ -204,7 +218,7 @@ class Handover:
                 # Once for all steps that come to be due before it has.
                 problem, child.is_told = ("" if child.is_told else problem), True
         _Process.let_go()
-        self._due = _Due(place, arena, step, names)
+        self._due = _Due(place, arena, moment, names)
         self.catch_up()
         if self._due is not None:
             _Process.keep(self._due)
@@ -236,7 +250,7 @@ class Handover:
             if not _child().is_free():
                 return
             self._due = None
-            lent = _Process.take(due) or due.arena.lend(due.place, due.step)
+            lent = _Process.take(due) or due.arena.lend(due.moment)
             if lent is None:
                 why = self._give_up(epoch, due, "it was not in memory any more when it could be written")
                 logger.warning("not written to the disk: %s", why)
@@ -315,7 +329,7 @@ class Handover:
             lacking = [rank for rank, row in enumerate(rows) if [newest_due] not in row[1:]]
             problem = (
                 f"rank {lacking[0]} did not save it in memory, or no longer had it when it could be written, or had "
-                "skipped the one before"
+                "skipped the one before, or has it from other pods alone"
             )
         if self._epoch is None:
             problem = self._problem or "`load` was not called at the beginning of this iteration"
@@ -354,64 +368,10 @@ class Handover:
         return not self._ordered[step].is_alive and not epoch.has_part(step, self._rank)
 
 
-class _Child:
-    """The process that writes for this one, and outlives its iterations."""
-
-    def __init__(self) -> None:
-        self.owner = os.getpid()
-        self.started_s = time.monotonic()
-        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-P", "-m", "unbroken.memory.background", str(theirs.fileno())]
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        with theirs:
-            self._process = subprocess.Popen(
-                command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-            )
-        # Until it says that it has started.
-        self._is_busy = True
-        self.has_started = False
-        """Whether it has said so: it imports torch first, at the lowest priority."""
-        self.is_told = False
-        """Whether the log says that a step was not written since it had not started."""
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it can be ordered anything."""
-        return self.owner == os.getpid() and self._process.poll() is None
-
-    def is_free(self) -> bool:
-        """Whether it has taken what was ordered."""
-        try:
-            while self._is_busy and self._connection.recv(16, socket.MSG_DONTWAIT):
-                self._is_busy, self.has_started = False, True
-        except BlockingIOError:
-            return False
-        return True
-
-    def has_taken(self) -> bool:
-        """Whether it has taken what was ordered last; not when it has ended before."""
-        with contextlib.suppress(OSError):
-            self.is_free()
-        return not self._is_busy
-
-    def order(self, order: WriteOrder, descriptors: Sequence[int]) -> None:
-        """Send an order. Raises OSError."""
-        self._is_busy = True
-        send(self._connection, order, descriptors)
-
-    def give_up(self, order: WriteOrder) -> None:
-        """Send an order that has nothing to write; its turn comes after what is being written. Raises OSError."""
-        send(self._connection, order, ())
-
-    def close(self) -> None:
-        """Let it end once it is done."""
-        self._connection.close()
-
-
 class _Process:
     """What this process has started."""
 
-    child: _Child | None = None
+    child: WriterProcess | None = None
     num_quick = 0
     """Children in a row that ended soon after their start."""
     kept: tuple[_Due, LentSlot] | None = None
@@ -423,7 +383,7 @@ class _Process:
         """Have a slot stay as it is for a while."""
         cls.let_go()
         with contextlib.suppress(OSError):
-            lent = due.arena.lend(due.place, due.step)
+            lent = due.arena.lend(due.moment)
             cls.kept, cls.kept_until_s = None if lent is None else (due, lent), time.monotonic() + _KEEP_S
 
     @classmethod
@@ -454,7 +414,7 @@ class _Process:
 os.register_at_fork(after_in_child=_Process.forget)
 
 
-def _child() -> _Child:
+def _child() -> WriterProcess:
     """Return this process' child; start one where there is none. Raises OSError.
 
     Where it ends again and again, that is not tried at each save: one that has ended is returned.
@@ -467,7 +427,7 @@ def _child() -> _Child:
             return child
         if child is not None and child.owner == os.getpid():
             child.close()
-        child = _Process.child = _Child()
+        child = _Process.child = WriterProcess()
     return child
 
 

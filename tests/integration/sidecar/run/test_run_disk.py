@@ -70,6 +70,22 @@ def test_another_job_goes_on_from_the_disk_as_if_nothing_had_been(
     assert losses(tmp_path / "broken") | losses(tmp_path / "later") == wanted
 
 
+def test_faults_while_all_wait_for_the_last_step_on_the_disk_do_not_leave_it_out(
+    start_job: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen before: after such a fault nothing was due any more, so the job was complete, and its disk empty."""
+    disk = tmp_path / "disk"
+    monkeypatch.setenv("TEST_DISK", str(disk))
+    for name, value in (("DISK_EVERY", "2"), ("STATE", "1"), ("STEPS", "7"), ("INSIST", "1")):
+        monkeypatch.setenv(f"TEST_{name}", value)
+    # The processes that write still import torch by then.
+    train(start_job, tmp_path / "broken", "fsdp2", "raise:0:1:7", "kill:1:2:7")
+    lines = [line.split() for line in (tmp_path / "broken" / "states").read_text().splitlines()]
+    assert restored(tmp_path / "broken") == {0: {"None"}, 1: {"6"}, 2: {"6"}}
+    assert steps_on_disk(disk)[0] == 6
+    assert {digest for _, _, step, digest in lines if step == "6"} == {digest_of(disk / "step-6")}
+
+
 def test_from_the_disk_an_optimizer_within_an_object_of_the_script_goes_on_as_well(
     start_job: Callable[..., Any], calm: Calm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from unbroken.memory.background.publishing import Publisher
 from unbroken.memory.background.writer import DiskWriter, NotWrittenError, _read_plan
 from unbroken.memory.place import WorkerInfo
 from unbroken_core.pod.memory_messages import MAX_REQUEST_BYTES, Written
+from unbroken_core.pod.memory_slots import Moment
 from unbroken_core.protocol import wire
 from unbroken_core.vocabulary.checkpoints import OnDisk
 from unbroken_core.vocabulary.errors import WireError
@@ -341,7 +342,7 @@ def test_ranks_that_wrote_different_steps_soon_write_the_same(
             if now_s[0] < busy_until_s[rank]:
                 one.skipped()
                 continue
-            one.offer(WorkerInfo(None, 0, 1, 0, rank, 3), slots, step, {})
+            one.offer(WorkerInfo(None, 0, 1, 0, rank, 3), slots, Moment(1, 0, step), {})
             written[rank].append(step)
         for rank in range(3):
             if written[rank] and written[rank][-1] == step:

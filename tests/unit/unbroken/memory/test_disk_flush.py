@@ -18,6 +18,7 @@ from unbroken.memory.background.orders import WriteOrder
 from unbroken.memory.place import WorkerInfo
 from unbroken.memory.shard import Shard, ShardReader
 from unbroken_core.pod.memory_messages import Measure, Measured, NoRoom
+from unbroken_core.pod.memory_slots import Moment
 
 PLACE = WorkerInfo(Path("/pod"), 0, 1, 0, 0, 1)
 STATE = {"w": torch.ones(3)}
@@ -42,8 +43,8 @@ class FakeArena:
         self.sealed = step
         return Saved(step, 12)
 
-    def lend(self, place: WorkerInfo, step: int) -> LentSlot | None:
-        return LentSlot("/pod/slot", 1, os.memfd_create("slot")) if step == self.sealed else None
+    def lend(self, moment: Moment) -> LentSlot | None:
+        return LentSlot("/pod/slot", 1, os.memfd_create("slot")) if moment.step == self.sealed else None
 
 
 class FakeChild:
@@ -341,6 +342,16 @@ def test_the_newest_step_that_was_due_is_named_though_an_earlier_one_was_skipped
     world.checkpointer.save(STATE, 200)
     assert not world.checkpointer.flush()
     assert "step 200 is not on the disk: rank 0 did not save it in memory, or" in caplog.text
+
+
+def test_a_step_that_is_due_and_tried_once_more_is_written_as_that_of_the_others_is(world: World) -> None:
+    """Seen before: a script that tries until a step is saved had it in memory, and never on the disk."""
+    world.arena.refusal = "busy"
+    world.checkpointer.save(STATE, 100)
+    world.arena.refusal = ""
+    world.checkpointer.save(STATE, 100)
+    assert world.checkpointer.flush()
+    assert world.child.ordered == [100]
 
 
 def test_that_the_process_has_not_started_is_said_once_and_to_the_other_ranks_of_each_step(
