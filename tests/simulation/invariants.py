@@ -58,6 +58,8 @@ class Ledger:
         """When the last interruption began that came to the job rung."""
         self.rung = Rung.IN_PROCESS
         self.waiting_since_s: float | None = 0.0
+        self.waiting_after = -1
+        """The newest iteration when that wait began: a plan ends it, and what follows its failure is another one."""
         self.num_named = self.num_unnamed = 0
         """Hangs of which the one that hangs is named, and of which it is not known."""
         self.num_recoveries = 0
@@ -303,8 +305,8 @@ class Ledger:
         if coordinator.phase not in WAITING:
             self.waiting_since_s = None
             return
-        if self.waiting_since_s is None:
-            self.waiting_since_s = now_s
+        if self.waiting_since_s is None or self.waiting_after != self.newest:
+            self.waiting_since_s, self.waiting_after = now_s, self.newest
         waited_s = now_s - self.waiting_since_s
         if waited_s > self.world.schedule.patience_s:
             status = coordinator.status(now_s, str)
