@@ -9,7 +9,7 @@ A cluster may have thousands of slices: never are all listed, nor more than so m
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -64,7 +64,7 @@ class DeviceTaints:
         """By node."""
         self._rests_until: float | None = None
         self._told: set[str] = set()
-        """What cannot be read, and was said."""
+        """What cannot be read, or not all of it, and was said."""
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -95,7 +95,7 @@ class DeviceTaints:
                 slices, _ = await self._kube.list(
                     collection_path("resourceslices", None, GROUP_VERSION),
                     fields=f"spec.nodeName={node}",
-                    most=MAX_SLICES,
+                    most=MAX_SLICES + 1,
                     read=slice_view,
                 )
             except (KubeNotServed, KubeNotFound):
@@ -108,13 +108,16 @@ class DeviceTaints:
                     self._rests_until = self._clock() + REST_S
                 self._say("slices", str(error))
                 return
-            await self._look_for_claims(nodes[node], tainted_devices(slices, node))
+            self._note_rest(f"slices of {node}", len(slices) - MAX_SLICES, f"it has more than {MAX_SLICES}")
+            await self._look_for_claims(node, nodes[node], tainted_devices(slices[:MAX_SLICES], node))
         self._told.discard("slices")
 
     async def _look_for_claims(
-        self, pods: Iterable[Claimant], tainted: Mapping[DeviceId, tuple[DeviceTaint, ...]]
+        self, node: str, pods: Sequence[Claimant], tainted: Mapping[DeviceId, tuple[DeviceTaint, ...]]
     ) -> None:
         num_left = MAX_CLAIMS
+        num_more = sum(len(pod.claims) for pod in pods) - MAX_CLAIMS if tainted else 0
+        self._note_rest(f"claims of pods on {node}", num_more, f"they have more than {MAX_CLAIMS}")
         for pod in pods:
             why: str | None = ""
             for name in pod.claims if tainted else ():
@@ -143,6 +146,13 @@ class DeviceTaints:
             return None
         self._told.discard(f"claims of {pod.namespace}")
         return sign_of_claim(claim, pod.uid, tainted)
+
+    def _note_rest(self, what: str, num_more: int, why: str) -> None:
+        """Say once that some are not looked at, until all are."""
+        if num_more > 0:
+            self._say(what, f"{why}; the rest are not looked at")
+        else:
+            self._told.discard(what)
 
     def _say(self, what: str, error: str, level: int = logging.WARNING) -> None:
         """Say once that something cannot be read, until it could be."""

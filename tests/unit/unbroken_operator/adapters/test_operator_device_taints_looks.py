@@ -60,13 +60,13 @@ class Devices:
     async def list(
         self, path: str, *, fields: str, most: int, read: Callable[[dict[str, Any]], Any]
     ) -> tuple[list[Any], str]:
-        assert (path, most) == (SLICES, MAX_SLICES)
+        assert (path, most) == (SLICES, MAX_SLICES + 1)
         self.calls.append(fields)
         if self.refusal is not None:
             raise self.refusal
         if fields == f"spec.nodeName={self.unreadable}":
             raise KubeUnavailable("500")
-        return [read(item) for item in self.slices.get(fields.removeprefix("spec.nodeName="), ())], "1"
+        return [read(item) for item in self.slices.get(fields.removeprefix("spec.nodeName="), ())[:most]], "1"
 
     async def get(self, path: str) -> dict[str, Any]:
         self.calls.append(path)
@@ -186,6 +186,28 @@ def test_of_many_claims_on_a_node_a_bounded_number_is_read() -> None:
     devices = Devices(*(Claimant("ml", f"uid-{number}", "a", ("b", "c")) for number in range(500)))
     devices.slices["a"] = [a_slice(a_taint())]
     assert len(devices.look()) == 1 + MAX_CLAIMS
+
+
+def test_what_is_too_much_to_be_read_is_said_until_it_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    """Seen before: taints of the slices beyond the limit moved nobody, and nothing said that they were not read."""
+    devices = tainted()
+    devices.slices["a"] = [a_slice()] * MAX_SLICES + [a_slice(a_taint())]
+    devices.look()
+    devices.look()
+    assert devices.found == {}
+    told = "taints of devices are not read what=slices of a error=it has more than 200; the rest are not looked at"
+    assert [record.getMessage() for record in caplog.records] == [told]
+    devices.slices["a"] = [a_slice(a_taint())]
+    devices.pods = [Claimant("ml", "uid-1", "a", ("digits-0-gpu-x",) * (MAX_CLAIMS + 1))]
+    devices.look()
+    assert "what=claims of pods on a error=they have more than 64; the rest" in caplog.text
+    caplog.clear()
+    devices.pods = [POD]
+    devices.look()
+    assert not caplog.records
+    devices.slices["a"] = [a_slice()] * (MAX_SLICES + 1)
+    devices.look()
+    assert told in caplog.text, "once more"
 
 
 def test_names_of_claims_stay_names_in_paths() -> None:
