@@ -23,7 +23,7 @@ from unbroken.memory.new_state.nested import UnlikeStateError
 from unbroken.memory.place import WorkerInfo, read_every, read_place
 from unbroken.memory.recording import recorder
 from unbroken.memory.restoring import Restoration, apply
-from unbroken.memory.shard import ShardReader
+from unbroken.memory.shard import Shard, ShardReader
 from unbroken.standstill import standstill
 from unbroken_core.pod.memory_slots import Moment
 from unbroken_core.protocol.bounds import MAX_NUMBER
@@ -129,8 +129,7 @@ class Checkpointer:
         arena = self._enter()
         if arena is None or self._place is None:
             return self._skip(step, _NO_JOB)
-        self._refuse_another(arena, self._place, state)
-        result = arena.write(self._place, step, self._reader.read(state))
+        result = arena.write(self._place, step, self._read(arena, self._place, state))
         if isinstance(result, Skipped):
             if self._handover is not None and is_for_disk:
                 self._handover.skipped()
@@ -191,8 +190,7 @@ class Checkpointer:
         if arena is None or self._place is None:
             self._skip(step, _NO_JOB)
             return
-        self._refuse_another(arena, self._place, state)
-        shard = self._reader.read(state)
+        shard = self._read(arena, self._place, state)
         if not arena.has(self._place, step):
             handover.let_go()
             result = arena.write(self._place, step, shard, until_s - time.monotonic())
@@ -356,8 +354,11 @@ class Checkpointer:
             self._place, self._reader = place, ShardReader()
         return arena_of(place)
 
-    def _refuse_another(self, arena: WorkerSlots, place: WorkerInfo, state: MutableMapping[str, Any]) -> None:
-        """Raise ValueError where another one saves another state: a step has one, so the other would be lost."""
+    def _read(self, arena: WorkerSlots, place: WorkerInfo, state: MutableMapping[str, Any]) -> Shard:
+        """Return this rank's part. Raises TypeError, and ValueError where another one saves another state.
+
+        A step has one state, so the other would be lost. One that is refused counts for none.
+        """
         before = _saved.get(arena)
         if before is not None and before.place == place and before.by() is not self and before.differs(state):
             raise ValueError(
@@ -365,9 +366,11 @@ class Checkpointer:
                 f"{_in_words(before.names)}, got another one, of {_in_words(state)}; "
                 "checkpoints in memory are known by their step alone: put all of it into one state"
             )
+        shard = self._reader.read(state)
         if before is None or before.place != place or before.names != set(state):
             kept = {name: weakref.ref(one) for name, one in state.items() if isinstance(one, nn.Module | Optimizer)}
             _saved[arena] = _SavedState(place, weakref.ref(self), frozenset(state), kept)
+        return shard
 
     def _skip(self, step: int, reason: str) -> Skipped:
         self.num_skipped += 1

@@ -371,3 +371,10 @@ def test_another_state_is_refused_by_its_names_whatever_they_are(world: World) -
     other: dict[Any, Any] = {None: 3, "a": 4}
     with pytest.raises(ValueError, match="in this iteration, of nothing, got another one, of None, a; checkpoints"):
         Checkpointer().save(other, 20)
+
+
+def test_a_state_that_is_refused_hinders_no_other_one(world: World) -> None:
+    """Seen before: what a second Checkpointer could save was refused, for a state that nobody had saved."""
+    with pytest.raises(TypeError, match="object"):
+        world.checkpointer.save({"w": torch.ones(3), "mistake": object()}, 10)
+    assert Checkpointer(every=10).save(STATE, 20) == Saved(20, 12)
