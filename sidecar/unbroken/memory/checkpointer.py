@@ -22,7 +22,7 @@ from unbroken.memory.job_disk import KEEP, JobDisk, agreed_job_disk
 from unbroken.memory.new_state.nested import UnlikeStateError
 from unbroken.memory.place import WorkerInfo, read_every, read_place
 from unbroken.memory.recording import recorder
-from unbroken.memory.restoring import Restoration, apply
+from unbroken.memory.restoring import Restoration, apply, tell_of_loaders
 from unbroken.memory.shard import Shard, ShardReader
 from unbroken.standstill import standstill
 from unbroken_core.pod.memory_slots import Moment
@@ -333,6 +333,9 @@ class Checkpointer:
         except CheckpointException as error:
             problem = _without_frames(error)
         if all_true(problem is None):
+            world_size = _mark(disk, step).get("world_size")
+            if _is_count(world_size):
+                tell_of_loaders(state, step, world_size, read_place())
             return None
         return problem or CheckpointException(f"step {step} cannot be read by another rank", {})
 
@@ -392,11 +395,16 @@ def _without_frames(error: CheckpointException) -> CheckpointException:
 
 def _moment(disk: Disk, step: int) -> Moment:
     """Return which checkpoint one on the disk is, as far as it says that."""
-    mark = read_mark(disk.path(step)) if isinstance(disk, DcpFolder) else None
-    term, iteration = (mark or {}).get("term"), (mark or {}).get("iteration")
+    mark = _mark(disk, step)
+    term, iteration = mark.get("term"), mark.get("iteration")
     if _is_count(term) and _is_count(iteration):
         return Moment(term, iteration, step)
     return Moment(0, -1, step)
+
+
+def _mark(disk: Disk, step: int) -> Mapping[str, Any]:
+    """Return what one that was written in the background says of itself; nothing of others."""
+    return (read_mark(disk.path(step)) if isinstance(disk, DcpFolder) else None) or {}
 
 
 def _is_count(value: object) -> TypeGuard[int]:

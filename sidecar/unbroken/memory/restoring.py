@@ -118,6 +118,7 @@ class Restoration:
                 if chosen is not None:
                     if chosen.unclaimed:
                         _tell_unclaimed(chosen)
+                    tell_of_loaders(state, candidate.moment.step, candidate.world_size, self._place)
                     _refuse_lost(state, chosen)
                 return chosen
             self._refused.setdefault(candidate, "another rank cannot read it")
@@ -333,6 +334,19 @@ def _refuse_to_begin_anew(restore: Restore | None) -> None:
             f"checkpoint of step {named[0]} in memory: want the answer of this pod's keeper, got none; the agent's log "
             "says more, which starts a keeper again that has ended"
         )
+
+
+def tell_of_loaders(state: Mapping[str, Any], step: int, world_size: int, place: WorkerInfo) -> None:
+    """Log on one rank which parts of a state know a place in the data of one rank, in a world that is another now."""
+    if place.rank or world_size == place.world_size:
+        return
+    for name, one in state.items():
+        if any(str(kind.__module__).split(".")[0] == "torchdata" for kind in type(one).__mro__):
+            logger.warning(
+                "%s: a %s knows where one rank was in its data, in a world of %d ranks; in one of %d, from step %d on, "
+                "some samples come twice and others never: see `GlobalBatches` of unbroken.integrations",
+                *(str(name)[:100], type(one).__name__, world_size, place.world_size, step),
+            )
 
 
 def _tell_unclaimed(chosen: Chosen) -> None:

@@ -15,9 +15,11 @@ import pytest
 import torch
 from tests.waiting import wait_until
 from torch import nn
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from unbroken.keeper.reading import ReadLock
 from unbroken.memory import Checkpointer, Saved, Skipped, Writer, client
+from unbroken.memory.background.epochs import MARK
 from unbroken.memory.slots import Slot, SlotChangedError
 from unbroken.standstill import standstill
 from unbroken_core.pod.memory_slots import BLOCK_BYTES, CONTENT_OFFSET, HEAD_BYTES, SlotState, digests_name
@@ -698,3 +700,44 @@ def test_second_state_of_a_job_is_refused(pod: LivePod, names: tuple[str, str]) 
     assert isinstance(checkpointer.save(state | {"more": 1}, 3), Saved), "a state of one's own may grow"
     pod.be(iteration=1)
     assert isinstance(second.save(other, 4), Saved)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("is_on_disk", [False, True], ids=["memory", "disk"])
+def test_a_loader_that_knows_the_place_of_one_rank_is_named_where_the_world_is_another(
+    pod: LivePod, tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_on_disk: bool
+) -> None:
+    """Seen before: samples came twice and others never, without a word."""
+
+    class Loader:
+        __module__ = "torchdata.stateful_dataloader.stateful_dataloader"
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"position": 5}
+
+        def load_state_dict(self, _state: dict[str, Any]) -> None:
+            pass
+
+    state: dict[str, Any] = {"w": torch.ones(3), "loader": Loader()}
+    disk = tmp_path / "disk"
+    pod.start()
+    if is_on_disk:
+        save(state, checkpoint_id=disk / "step-10")
+        (disk / "step-10" / MARK).write_text('{"world_size": 2}')
+    for rank in () if is_on_disk else range(2):
+        pod.be_new_process()
+        pod.be(rank, rank=rank, world_size=2)
+        assert isinstance(Checkpointer().save(state, 10), Saved)
+    pod.be_new_process()
+    pod.be(iteration=1)
+    assert Checkpointer(disk=disk).load(state) == 10
+    named = [one for one in caplog.messages if "Loader knows where one rank was in its data" in one]
+    assert [one.split(":")[0] for one in named] == ["loader"]
+    assert "in a world of 2 ranks; in one of 1, from step 10 on" in named[0]
+    pod.be(iteration=2)
+    if not is_on_disk:
+        assert isinstance(Checkpointer().save(state, 20), Saved)
+        caplog.clear()
+        pod.be(iteration=3)
+        assert Checkpointer(disk=disk).load(state) == 20
+        assert "knows where one rank was" not in caplog.text
