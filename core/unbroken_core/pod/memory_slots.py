@@ -13,6 +13,8 @@ import zlib
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
+from unbroken_core.protocol.bounds import MAX_NUMBER, MAX_RANKS
+
 HEAD_BYTES = 4096
 CONTENT_OFFSET = 2 * HEAD_BYTES
 BLOCK_BYTES = 64 * 16381
@@ -157,10 +159,11 @@ def _unpack(copy: bytes) -> Head | None:
 
 
 def _is_plausible(head: Head, file_bytes: int) -> bool:
-    """Return whether everything that the head names lies in the file."""
-    if head.content_bytes > file_bytes - CONTENT_OFFSET or not 0 <= head.rank < head.world_size:
+    """Return whether everything that the head names lies in the file, and its numbers can be told of."""
+    if head.content_bytes > file_bytes - CONTENT_OFFSET or not 0 <= head.rank < head.world_size <= MAX_RANKS:
         return False
-    if min(head.moment.order) < 0 or head.layout_bytes > head.content_bytes:
+    # A trainer writes heads, and other pods' keepers copy them: no agent would read on what tells of larger ones.
+    if not all(0 <= number <= MAX_NUMBER for number in head.moment.order) or head.layout_bytes > head.content_bytes:
         return False
     ends = [head.objects_offset + head.objects_bytes, *(one.offset + one.num_bytes for one in head.samples)]
     return max(ends) <= head.content_bytes
