@@ -8,7 +8,8 @@ from tests.unit.unbroken_core.coordinator.memory.test_known_copies import Told, 
 from unbroken_core.coordinator.copying import KEEPERS_AWAITED_S
 from unbroken_core.coordinator.events import Action, AgentDisconnected, Observed, Send
 from unbroken_core.protocol.messages import Observation, Plan, PodObservation
-from unbroken_core.vocabulary.reasons import Cause, WorkerPhase
+from unbroken_core.protocol.settings import RungBudget
+from unbroken_core.vocabulary.reasons import Cause, Rung, WorkerPhase
 
 READY = WorkerPhase.READY
 OWNER = PODS[0]
@@ -132,6 +133,22 @@ def test_the_keeper_of_a_pod_that_comes_long_after_the_fault_is_waited_for() -> 
     actions = job.bench.join(job.spare, term=1) + job.bench.all_are(READY, 0, *PODS[1:4])
     assert restored(actions + job.bench.tick(KEEPERS_AWAITED_S - 1.0)) is None, job.bench.status().message
     assert restored(job.bench.tell(job.spare, job.whole) + job.bench.tick(0.1)) == {10}
+
+
+def test_where_all_processes_start_again_all_keepers_are_waited_for() -> None:
+    """Their ranks are given anew, so that each of them may have to fetch; this one has no copies of what was lost."""
+    bench = CopyBench(replace(SETTINGS, rungs=(RungBudget(Rung.IN_PROCESS, limit=0), RungBudget(Rung.JOB))))
+    told = bench.run_job(*PODS)
+    bench.save(0, 10, told, *PODS)
+    bench.settle()
+    whole = bench.held[PODS[1]]
+    bench.step(AgentDisconnected(bench.sessions.pop(PODS[1])))
+    bench.held[PODS[1]] = replace(whole, port=0, host="", copies=(), pinned=())
+    bench.join(PODS[1], term=1)
+    actions = bench.renew(bench.fault(PODS[0], 0, Cause.EXCEPTION) + bench.all_are(READY, 0, *PODS[:4]))
+    assert restored(actions + bench.tick(6.0)) is None, bench.status().message
+    assert bench.status().message.startswith(f"waits for the keeper of {PODS[1]}")
+    assert restored(bench.tell(PODS[1], whole) + bench.tick(0.1)) == {10}
 
 
 def test_a_coordinator_that_has_just_begun_waits_for_who_may_keep_what_nobody_has_told_of() -> None:
