@@ -25,6 +25,11 @@ PIN_LOCK = "hhqqi4x"
 """Linux' struct flock: type, whence, start, length, process. A lock of an open file on the first byte of a slot."""
 PINNED_NAME = "pinned"
 """A file beside the slots, for the time in which no keeper has locks: "ITERATION TERM STEP" of the step to be kept."""
+COMING_NAME = "pinned-next"
+"""Another one, of the step that is to be kept next: whether all others keep that one or the one before by now, nobody
+knows here. It counts for HOLD_S after it was written."""
+HOLD_S = 30.0
+"""So long a step that is not protected may cost saves, if nothing else is said meanwhile."""
 NUM_SLOTS = 2
 """Slots of each worker: one may always hold a whole checkpoint while the other is written."""
 MAX_SAMPLES = 8
