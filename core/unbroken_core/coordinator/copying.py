@@ -7,13 +7,14 @@ pods with a keeper that is reached ──> rings, as few new ones as can be ─�
 
 import math
 
-from unbroken_core.coordinator.decisions import Wait
+from unbroken_core.coordinator.decisions import Consultable, Wait
 from unbroken_core.coordinator.memory.rings import Wish, arrange
 from unbroken_core.coordinator.state.job import JobState, StatusText
-from unbroken_core.coordinator.state.phases import Interrupted, Planned, Running
+from unbroken_core.coordinator.state.phases import Forming, Interrupted, Planned, Running
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.protocol.settings import HOST
 from unbroken_core.ranks.buddies import CopyHolder
+from unbroken_core.ranks.worlds import World
 from unbroken_core.vocabulary.reasons import Reason
 
 SETTLE_S = 1.0
@@ -90,25 +91,36 @@ def repeat_buddies(job: JobState, member: Member) -> None:
         job.send(member, told[member.uid])
 
 
-def await_keepers(job: JobState, phase: Interrupted, now_s: float) -> Wait | None:
-    """Return what to do while keepers may come back that alone have a part of the newest step; None: nobody is awaited.
+def await_keepers(job: JobState, phase: Consultable, world: World, now_s: float) -> Wait | None:
+    """Return what to do while keepers may be reached without which the newest step is lost; None: nobody is awaited.
 
     An agent that was killed starts again, and with it its keeper, whose memory has stayed. A plan that is made before
-    they are heard again would go back further, or to the beginning.
+    they are heard again would go back further, or to the beginning: the keeper may have a part of the step that nobody
+    else has, or be the one that has to fetch it. `world`: the one that is to be planned.
     """
-    if not job.checkpoints.away or now_s >= phase.at_s + KEEPERS_AWAITED_S:
+    table, members, pods = job.checkpoints, job.members.by_uid, job.cluster.pods
+    if not job.settings.copies or not (table.away or table.mute):
         return None
-    members, pods = job.members.by_uid, job.cluster.pods
-    there = [uid for uid in job.checkpoints.away if uid in members or uid in pods]
-    seated = [uid for uid in there if uid in members and members[uid].ranks]
-    awaited = job.checkpoints.awaited(there, seated)
+    at_s = phase.since_s if isinstance(phase, Forming) else phase.at_s
+    ends = {uid: at_s + KEEPERS_AWAITED_S for uid in table.away if uid in members or uid in pods}
+    there = [uid for uid, until_s in ends.items() if now_s < until_s]
+    # One that has just come may come long after the fault, and its keeper a moment after it.
+    ends |= {uid: max(at_s, members[uid].joined_at_s) + KEEPERS_AWAITED_S for uid in table.mute if uid in members}
+    mute = [uid for uid in table.mute if now_s < ends.get(uid, now_s)]
+    seated = [uid for uid in (*there, *mute) if uid in members and members[uid].ranks]
+    # Where ranks are given anew, or the world has another size, any pod may have to read what others have.
+    is_kept = world.world_size == job.world.size and isinstance(phase, Interrupted) and phase.job_rung_began is None
+    awaited = table.awaited(there, seated if is_kept else (), mute, world.promoted if is_kept else mute)
     if not awaited:
         return None
     names = [members[uid].pod if uid in members else pods[uid].pod for uid in awaited]
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    until_s = phase.at_s + KEEPERS_AWAITED_S
+    until_s = min(ends[uid] for uid in awaited)
     text = f"waits for {', '.join(names[:_MAX_NAMES])}{more} to be heard again: checkpoints in memory are only there"
-    return Wait(until_s, StatusText(Reason.RECOVERING, text, until_s), phase)
+    if table.mute.issuperset(awaited):
+        text = f"waits for the keeper of {', '.join(names[:_MAX_NAMES])}{more}, to restore checkpoints in memory"
+    reason = Reason.WAITING_FOR_WORKERS if isinstance(phase, Forming) else Reason.RECOVERING
+    return Wait(until_s, StatusText(reason, text, until_s), phase)
 
 
 def wish_of(job: JobState) -> Wish:

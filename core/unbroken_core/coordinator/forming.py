@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 from unbroken_core.coordinator.consulting import failed_preflights, first_outcome, plan_when_ready
+from unbroken_core.coordinator.copying import await_keepers
 from unbroken_core.coordinator.decisions import Adopt, Decision, EndJob, Learn, Wait, at_latest
 from unbroken_core.coordinator.ending import decide_unheard_end, was_ending
 from unbroken_core.coordinator.state.job import JobState, StatusText
@@ -162,7 +163,8 @@ def _first_plan(job: JobState, phase: Forming, startup_end_s: float, now_s: floa
     newcomers = job.members.newcomers(now_s, job.settings.timeouts.last_call_s)
     outcome = first_outcome(job, phase, newcomers)
     if not isinstance(outcome, Shortage):
-        decision = plan_when_ready(job, phase, None if phase.outage is None else Rung.JOB, now_s)
+        waits = await_keepers(job, phase, outcome, now_s)
+        decision = waits or plan_when_ready(job, phase, None if phase.outage is None else Rung.JOB, now_s)
     elif now_s >= startup_end_s:
         decision = _give_up(job, phase, outcome, now_s)
     else:

@@ -104,7 +104,7 @@ def _follow(job: JobState, phase: Interrupted, view: Situation, choice: Choice, 
             report = StatusText(choice.reason, f"iteration {job.world.iteration}: {choice.message}")
             return Wait(choice.until_s, report, phase, choice.rung)
         case TakeWorld():
-            return await_keepers(job, phase, now_s) or plan_when_ready(job, phase, choice.rung, now_s)
+            return await_keepers(job, phase, choice.world, now_s) or plan_when_ready(job, phase, choice.rung, now_s)
         case RestartJob():
             return ReplaceAll(replace(phase, job_rung_began=job.pod_clock.read(now_s)))
         case Fail():

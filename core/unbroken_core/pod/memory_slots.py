@@ -13,6 +13,8 @@ import zlib
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
+from unbroken_core.protocol.bounds import MAX_NUMBER, MAX_RANKS
+
 HEAD_BYTES = 4096
 CONTENT_OFFSET = 2 * HEAD_BYTES
 BLOCK_BYTES = 64 * 16381
@@ -23,6 +25,11 @@ PIN_LOCK = "hhqqi4x"
 """Linux' struct flock: type, whence, start, length, process. A lock of an open file on the first byte of a slot."""
 PINNED_NAME = "pinned"
 """A file beside the slots, for the time in which no keeper has locks: "ITERATION TERM STEP" of the step to be kept."""
+COMING_NAME = "pinned-next"
+"""Another one, of the step that is to be kept next: whether all others keep that one or the one before by now, nobody
+knows here. It counts for HOLD_S after it was written."""
+HOLD_S = 30.0
+"""So long a step that is not protected may cost saves, if nothing else is said meanwhile."""
 NUM_SLOTS = 2
 """Slots of each worker: one may always hold a whole checkpoint while the other is written."""
 MAX_SAMPLES = 8
@@ -157,10 +164,11 @@ def _unpack(copy: bytes) -> Head | None:
 
 
 def _is_plausible(head: Head, file_bytes: int) -> bool:
-    """Return whether everything that the head names lies in the file."""
-    if head.content_bytes > file_bytes - CONTENT_OFFSET or not 0 <= head.rank < head.world_size:
+    """Return whether everything that the head names lies in the file, and its numbers can be told of."""
+    if head.content_bytes > file_bytes - CONTENT_OFFSET or not 0 <= head.rank < head.world_size <= MAX_RANKS:
         return False
-    if min(head.moment.order) < 0 or head.layout_bytes > head.content_bytes:
+    # A trainer writes heads, and other pods' keepers copy them: no agent would read on what tells of larger ones.
+    if not all(0 <= number <= MAX_NUMBER for number in head.moment.order) or head.layout_bytes > head.content_bytes:
         return False
     ends = [head.objects_offset + head.objects_bytes, *(one.offset + one.num_bytes for one in head.samples)]
     return max(ends) <= head.content_bytes

@@ -89,7 +89,7 @@ class Arena:
         self._digestion = threading.Lock()
         """Held by one of those who wait for all digests, so that they do not all digest the same."""
         self._rarely = Rarely()
-        parts = itertools.chain(self._inside.glob(".*.digests.*"), self._inside.glob(f".{PINNED_NAME}.*"))
+        parts = itertools.chain(self._inside.glob(".*.digests.*"), self._inside.glob(f".{PINNED_NAME}*"))
         for part in itertools.islice(parts, _MAX_FOLDERS):
             # A keeper was killed while it wrote.
             part.unlink(missing_ok=True)
@@ -119,9 +119,12 @@ class Arena:
         inner = self._folders.get(path.parent.name) if path.parent.parent == self.folder else None
         return path if inner is None else Path(f"/proc/self/fd/{inner}", path.name)
 
-    def tell_pinned(self, order: tuple[int, int, int] | None) -> None:
-        """Have workers keep this step, (iteration, term, step), while there is no keeper that does; None: no step."""
-        path = self._inside / PINNED_NAME
+    def tell_pinned(self, name: str, order: tuple[int, int, int] | None) -> None:
+        """Have workers keep this step, (iteration, term, step), while there is no keeper that does; None: no step.
+
+        `name`: of the file that says so.
+        """
+        path = self._inside / name
         try:
             if order is None:
                 path.unlink(missing_ok=True)
@@ -129,7 +132,7 @@ class Arena:
                 write_whole(path, " ".join(map(str, order)))
         except OSError as error:
             if self._rarely.may_say("pinned"):
-                logger.warning("%s cannot be written: %s", self.folder / PINNED_NAME, error.strerror)
+                logger.warning("%s cannot be written: %s", self.folder / name, error.strerror)
 
     # ------------------------------------------------------------------------------------------------------ allocation
 

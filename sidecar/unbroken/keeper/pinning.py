@@ -4,8 +4,9 @@
                     again, since all ranks can go back to what is pinned, whoever is lost
     next_protected  flock, as while it is sent: a worker whose older slot it is skips that save
 
-Locks end with the process that has them; a new keeper is told all of it anew. Until then workers keep the protected
-step by a file that says which it is: those of a pod whose keeper has gone would save over what all others keep.
+Locks end with the process that has them; a new keeper is told all of it anew. Until then workers keep both steps by
+files that say which they are: those of a pod whose keeper has gone would save over what all others keep, and whether
+that is the protected one by now or the next, only a coordinator knows.
 """
 
 import fcntl
@@ -17,10 +18,7 @@ from pathlib import Path
 
 from unbroken.keeper.arena import Arena
 from unbroken.keeper.digests import open_slot, read_slot_head
-from unbroken_core.pod.memory_slots import PIN_LOCK, SlotState
-
-HOLD_S = 30.0
-"""So long a step that is not protected may cost saves, if nothing else is said meanwhile."""
+from unbroken_core.pod.memory_slots import COMING_NAME, HOLD_S, PIN_LOCK, PINNED_NAME, SlotState
 
 Order = tuple[int, int, int]
 """(iteration, term, step)"""
@@ -47,7 +45,7 @@ class Pins:
         with self._guard:
             if told == self._told and self._has_told:
                 return
-            is_other = not self._has_told or safe != self._told[0]
+            before = self._told if self._has_told else None
             self._told, self._has_told, self._following = told, True, following
             if self._timer is not None:
                 self._timer.cancel()
@@ -57,8 +55,10 @@ class Pins:
                 self._timer.daemon = True
                 self._timer.start()
             self._settle()
-            if is_other:
-                self._arena.tell_pinned(safe)
+            if before is None or safe != before[0]:
+                self._arena.tell_pinned(PINNED_NAME, safe)
+            if before is None or following != before[1]:
+                self._arena.tell_pinned(COMING_NAME, following)
 
     @property
     def following(self) -> Order | None:
@@ -84,6 +84,7 @@ class Pins:
                 return
             self._following = None
             self._settle()
+            self._arena.tell_pinned(COMING_NAME, None)
         on_end()
 
     def _settle(self) -> None:

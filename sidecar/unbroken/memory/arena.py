@@ -22,6 +22,7 @@ from unbroken.memory.slots import (
     device_to_register,
     fits,
     needed_bytes,
+    read_coming,
     read_pinned,
 )
 from unbroken.standstill import standstill
@@ -288,7 +289,7 @@ class WorkerSlots:
         else:
             order = (target, 1 - target)
         # A keeper that has gone keeps nothing by a lock, and all others keep this step.
-        kept = read_pinned(self._slots[0].path)
+        kept, coming = read_pinned(self._slots[0].path), read_coming(self._slots[0].path)
         held = [_order(slot.head) for slot in self._slots]
         is_new = kept is not None and kept not in held and max(held) >= (0, 0, 0)
         if is_new and not may_replace(max(held)[2], moment.step, distance):
@@ -299,7 +300,7 @@ class WorkerSlots:
             slot = self._slots[index]
             if not slot.lock():
                 break
-            if slot.claim() and _order(slot.head) != kept:
+            if slot.claim() and _order(slot.head) not in (kept, coming):
                 return index
             slot.unlock()
             pinned, newest = _order(slot.head), _order(self._slots[1 - index].head)

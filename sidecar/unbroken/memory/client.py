@@ -1,5 +1,6 @@
 """A worker's connection to its pod's keeper. Every wait has an end, and a keeper that is away is no error."""
 
+import json
 import logging
 import os
 import socket
@@ -30,6 +31,13 @@ AWAY_S = 30.0
 _SEND_S = 1.0
 _LOOK_S = 1.0
 T = TypeVar("T")
+
+
+def shortened(text: str, most_bytes: int) -> str:
+    """Return as much of a text as takes so many bytes of a line to the keeper; some characters need twelve."""
+    while len(json.dumps(text)) > most_bytes:
+        text = text[: len(text) * 3 // 4]
+    return text
 
 
 class KeeperClient:

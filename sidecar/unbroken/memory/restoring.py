@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.planner import LoadPlan
 from unbroken.memory.agreement import all_true, gather
 from unbroken.memory.arena import WorkerSlots
 from unbroken.memory.choosing import ReadableCheckpoint, ReadableShard, candidates, why_void, with_later
+from unbroken.memory.client import shortened
 from unbroken.memory.new_state.lazy_state import LazyState, is_optimizer, no_place, refuse_lost
 from unbroken.memory.new_state.nested import OTHER_SIZE, LoadPlanner, real_path, with_places, without
 from unbroken.memory.place import WorkerInfo
@@ -26,7 +27,7 @@ from unbroken.memory.reading import Contents, missing
 from unbroken.memory.remote import Holders, Remote
 from unbroken.memory.shard import is_stateful, state_dicts
 from unbroken.memory.sources import DiffersError, Source, UnreadableError, open_source
-from unbroken_core.pod.memory_messages import Found, FoundSlot
+from unbroken_core.pod.memory_messages import MAX_REQUEST_BYTES, Found, FoundSlot
 from unbroken_core.pod.memory_slots import Moment
 from unbroken_core.vocabulary.checkpoints import MAX_CANDIDATES, Load, LoadSource, Restore
 
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 _WHAT_GROWS = "; tensors are restored to the size that a new state gives them: keep what grows as a list of numbers"
 
 _OFFER_NUMBERS = 5
+_MAX_REASON_BYTES = (MAX_REQUEST_BYTES - 512) // MAX_CANDIDATES
+"""Of why a step was refused, in the line that tells the keeper of a load; the rest is for the numbers beside it."""
 
 
 class _PartialError(UnreadableError):
@@ -134,7 +137,8 @@ class Restoration:
     ) -> Load:
         """Return what the keeper, and through it the coordinator, is told of this load."""
         own = ((one.moment.step, why) for one, why in self._own.items())
-        refused = tuple((step, why[:500]) for step, why in (*refused_on_disk, *own))[:MAX_CANDIDATES]
+        all_refused = (*refused_on_disk, *own)[:MAX_CANDIDATES]
+        refused = tuple((step, shortened(why[:500], _MAX_REASON_BYTES)) for step, why in all_refused)
         term, iteration = self._place.term, self._place.iteration
         if moment is None:
             return Load(term, iteration, source, refused=refused)

@@ -12,6 +12,7 @@ import os
 import random
 import struct
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,8 +23,10 @@ from unbroken.memory.checksums import checksum
 from unbroken.memory.device_copies import Cuda, DeviceCopies, Runtime, are_wanted
 from unbroken.memory.shard import Shard, copy_bits
 from unbroken_core.pod.memory_slots import (
+    COMING_NAME,
     CONTENT_OFFSET,
     HEAD_BYTES,
+    HOLD_S,
     PIN_LOCK,
     PINNED_NAME,
     Head,
@@ -233,17 +236,29 @@ def device_to_register(shard: Shard) -> torch.device | None:
 
 def read_pinned(path: str) -> tuple[int, int, int] | None:
     """Return (iteration, term, step) of what the keeper of the slot at `path` has said is to stay; None of none."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    found = _read_order(Path(path).with_name(PINNED_NAME))
+    return None if found is None else found[0]
+
+
+def read_coming(path: str) -> tuple[int, int, int] | None:
+    """Return the same of what is to stay next, unless that was said too long ago."""
+    found = _read_order(Path(path).with_name(COMING_NAME))
+    return None if found is None or abs(time.time() - found[1]) > HOLD_S else found[0]
+
+
+def _read_order(path: Path) -> tuple[tuple[int, int, int], float] | None:
+    """Return (iteration, term, step) in a file, and when that was written; None of none."""
     try:
-        descriptor = os.open(Path(path).with_name(PINNED_NAME), flags)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             words = os.read(descriptor, _MAX_PINNED_BYTES).split()
+            written_s = os.fstat(descriptor).st_mtime
         finally:
             os.close(descriptor)
         iteration, term, step = map(int, words)
     except (OSError, ValueError):
         return None
-    return iteration, term, step
+    return (iteration, term, step), written_s
 
 
 def needed_bytes(shard: Shard) -> int:

@@ -22,6 +22,7 @@ from unbroken.memory import Checkpointer, Saved, Skipped, Writer, client
 from unbroken.memory.background.epochs import MARK
 from unbroken.memory.slots import Slot, SlotChangedError
 from unbroken.standstill import standstill
+from unbroken_core.pod.memory_messages import Holds, ToAgent
 from unbroken_core.pod.memory_slots import BLOCK_BYTES, CONTENT_OFFSET, HEAD_BYTES, SlotState, digests_name
 from unbroken_core.protocol import wire
 from unbroken_core.vocabulary.checkpoints import Candidate, Load, LoadSource, Restore
@@ -223,6 +224,23 @@ def test_a_state_of_another_shape_is_not_restored(pod: LivePod, caplog: pytest.L
         assert Checkpointer().load(other) is None
         assert is_same(other, before)
     assert "checkpoint in memory not used: step=0" in caplog.text
+
+
+@pytest.mark.parametrize("character", ["x", "я", "\U0001f525"])
+def test_the_keeper_is_told_of_a_load_whatever_the_names_of_what_could_not_be_read(
+    pod: LivePod, character: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A line of 4 KiB is all that it reads. Before, it refused such a line: nobody knew that a timeline had ended."""
+    keeper = pod.start(tells=True)
+    name = character * 400
+    for step in (1, 2):
+        Checkpointer().save({name: torch.zeros(3)}, step)
+    assert Checkpointer().load({name: torch.zeros(4)}) is None
+    assert "the keeper does not know what was restored" not in caplog.text
+    assert keeper.stdout is not None
+    told = (wire.decode(line, ToAgent) for line in keeper.stdout)
+    (load,) = next(one.held.loads for one in told if isinstance(one, Holds) and one.held.loads)
+    assert [step for step, why in load.refused if character * 20 in why] == [2, 1]
 
 
 def test_tensors_that_change_during_the_copy_are_not_sealed(pod: LivePod, monkeypatch: pytest.MonkeyPatch) -> None:

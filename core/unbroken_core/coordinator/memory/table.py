@@ -116,6 +116,8 @@ class Checkpoints:
         """Rises whenever something is told that changes who holds what."""
         self._away: dict[str, _Place] = {}
         """What pods had whose keeper was reached and is not now, by uid: an agent that starts again has a new one."""
+        self.mute: set[str] = set()
+        """Pods that tell what they have, and whose keepers are not reached: they may have more than that."""
         self._awaited: tuple[object, tuple[str, ...]] = (None, ())
         """What `awaited` said last, and of what."""
 
@@ -158,6 +160,7 @@ class Checkpoints:
     def lose(self, uid: str) -> None:
         """Take out a pod. Its memory stays, as long as another living pod reads it; copies in it only it hands out."""
         arena = self._arenas.pop(uid, None)
+        self.mute.discard(uid)
         self.loads.lose(uid)
         if arena is None:
             return
@@ -332,15 +335,22 @@ class Checkpoints:
         """Pods whose keeper was reached once, and is not now."""
         return self._away.keys()
 
-    def awaited(self, there: Iterable[str], seated: Iterable[str]) -> tuple[str, ...]:
-        """Return those of `away` without whose memory a step cannot be read that is newer than all that can.
+    def awaited(
+        self,
+        there: Iterable[str],
+        seated: Iterable[str],
+        mute: Iterable[str] = (),
+        takers: Iterable[str] = (),
+    ) -> tuple[str, ...]:
+        """Return those without whose keepers a step cannot be read that is newer than all that can.
 
-        `there`: those of them that may come back; `seated`: those that will read what they have saved themselves.
+        `there`: those of `away` that may come back; `seated`: those that will read what they have saved themselves;
+        `mute`: those of `mute` that may be reached soon; `takers`: those that will read what others have.
         """
-        may_return, reading = frozenset(there), frozenset(seated)
-        basis = (self.version, may_return, reading)
+        back, quiet = frozenset(there), frozenset(mute)
+        basis = (self.version, back, frozenset(seated), quiet, frozenset(takers))
         if self._awaited[0] != basis:
-            self._awaited = (basis, self._find_awaited(may_return, reading) if may_return else ())
+            self._awaited = (basis, self._find_awaited(*basis[1:]) if back or quiet else ())
         return self._awaited[1]
 
     def sources(self, key: StepKey, uid: str, ranks: Iterable[int]) -> list[tuple[int, str]]:
@@ -370,30 +380,38 @@ class Checkpoints:
 
     # ------------------------------------------------------------------------------------------------------- inner
 
-    def _find_awaited(self, there: Collection[str], seated: Collection[str]) -> tuple[str, ...]:
-        sealed = (key for key, step in self.steps.items() if step.was_sealed and not self.is_void(key))
-        for key in sorted(sealed, reverse=True):
-            found = self._awaited_for(key, there, seated)
+    def _find_awaited(
+        self, there: frozenset[str], seated: frozenset[str], mute: frozenset[str], takers: frozenset[str]
+    ) -> tuple[str, ...]:
+        # A coordinator that has just begun has yet to hear of the ranks that only a mute pod has copies of.
+        known = (key for key, step in self.steps.items() if (step.was_sealed or mute) and not self.is_void(key))
+        for key in sorted(known, reverse=True):
+            found = self._awaited_for(key, there, seated, mute)
             if found is not None:
-                return tuple(sorted(found))
+                return tuple(sorted(found | (takers & mute)))
         return ()
 
-    def _awaited_for(self, key: StepKey, there: Collection[str], seated: Collection[str]) -> set[str] | None:
-        """Return who has to come back for all of a step to be read; None: it would not be."""
-        step, found = self.steps[key], set()
+    def _awaited_for(
+        self, key: StepKey, there: frozenset[str], seated: frozenset[str], mute: frozenset[str]
+    ) -> frozenset[str] | None:
+        """Return who has to be reached for all of a step to be read; None: it would not be."""
+        step, found = self.steps[key], frozenset[str]()
         same = step.by_content()
         brought = {rank: uid for uid in there for rank in self._away[uid].shards.get(key, ())}
         for rank in range(key.world_size):
             own = (uid for uid, digests in step.holders.get(rank, {}).items() if not digests.owner)
             if any(uid in seated for uid in own):
                 continue
-            if any(place not in self._away for _rank, place in kept(step, rank, same)):
+            places = [place for _rank, place in kept(step, rank, same)]
+            if any(place not in self._away and place not in mute for place in places):
                 continue
             equal = same.get(step.contents[rank], [rank]) if rank in step.contents else [rank]
             back = next((brought[other] for other in (rank, *equal) if other in brought), None)
-            if back is None:
+            back = back or next((place for place in places if place in mute), None)
+            if back is None and not mute:
                 return None
-            found.add(back)
+            # Any of the mute ones may keep it.
+            found |= mute if back is None else {back}
         return found
 
     def _note_away(self, uid: str, place: _Place) -> None:
@@ -412,7 +430,10 @@ class Checkpoints:
         self.num_reached += peer != (None if before is None else before.peer)
         if peer is not None:
             self._away.pop(reporter.uid, None)
-        elif before is not None:
+            self.mute.discard(reporter.uid)
+        else:
+            self.mute.add(reporter.uid)
+        if peer is None and before is not None:
             self._note_away(reporter.uid, before)
         problems = () if peer is None else held.problems[:MAX_COPIES]
         place = _Place(reporter.name, held.arena, peer, problems=problems, pinned=held.pinned[:MAX_PINNED])

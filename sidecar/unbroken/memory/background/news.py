@@ -1,12 +1,11 @@
 """Tells the pod's keeper what is on the disk: for metrics and the status alone, so nobody waits for its answer."""
 
 import contextlib
-import json
 from pathlib import Path
 from typing import Final
 
 from unbroken.memory.background.epochs import MAX_REASON, Epoch
-from unbroken.memory.client import KeeperClient
+from unbroken.memory.client import KeeperClient, shortened
 from unbroken.memory.disk import steps_on_disk
 from unbroken_core.pod.memory_messages import MAX_REQUEST_BYTES, Measure, Measured, Written
 from unbroken_core.vocabulary.checkpoints import OnDisk
@@ -48,12 +47,6 @@ def on_disk(epoch: Epoch, every: int, num_given_up: int = 0, problem: str = "", 
     with contextlib.suppress(OSError):
         steps = steps_on_disk(epoch.folder)
         newest = max((step for step in steps if at_most is None or step <= at_most), default=-1)
-    return OnDisk(epoch.term, epoch.iteration, every, newest, num_given_up, _short(problem))
-
-
-def _short(problem: str) -> str:
-    """Return as much of it as the keeper takes in one line, in which some characters need twelve bytes."""
-    text = problem[:MAX_REASON]
-    while len(json.dumps(text)) > _MAX_PROBLEM_BYTES:
-        text = text[: len(text) * 3 // 4]
-    return text
+    return OnDisk(
+        epoch.term, epoch.iteration, every, newest, num_given_up, shortened(problem[:MAX_REASON], _MAX_PROBLEM_BYTES)
+    )

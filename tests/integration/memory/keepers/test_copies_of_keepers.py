@@ -12,7 +12,7 @@ from tests.waiting import wait_until
 from unbroken.keeper.digests import read_slot_head
 from unbroken.memory import Checkpointer, Saved
 from unbroken.network.pod_certificates import PodAuthority
-from unbroken_core.pod.memory_slots import CONTENT_OFFSET, PINNED_NAME
+from unbroken_core.pod.memory_slots import COMING_NAME, CONTENT_OFFSET, PINNED_NAME
 from unbroken_core.protocol.messages import Buddies
 from unbroken_core.vocabulary.checkpoints import Key
 
@@ -435,3 +435,36 @@ def test_a_protected_step_stays_while_later_ones_are_saved(pods: Make, monkeypat
         assert attempt(32)
         assert attempt(33)
         wait_until(lambda: held() == {32, 33}, "both", describe=lambda: str(pod.held))
+
+
+def test_what_is_to_be_protected_next_stays_as_well_while_there_is_no_keeper(
+    pods: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen before: all others were told meanwhile that it is protected, and its copy was lost a second later."""
+    (pod,) = pods("owner")
+    pod.start()
+
+    def attempt(step: int) -> bool:
+        return isinstance(Checkpointer().save(state_of(step, 100), step), Saved)
+
+    def held() -> set[int]:
+        return {one.step for one in pod.held.holdings}
+
+    with worker_of(monkeypatch, pod):
+        assert attempt(1)
+        assert attempt(4)
+        pod.buddies = Buddies(1, protected=(0, 1, 1, 1), next_protected=(0, 1, 4, 1))
+        pod.send(pod.buddies)
+        wait_until(lambda: len(pod.held.pinned) == 2, "both pinned", describe=lambda: f"{pod.held} {pod.errors()}")
+        pod.kill()
+        assert not attempt(8), "the others may keep either"
+        # It costs no saves for ever: a keeper would not hold it for longer, either.
+        (coming,) = pod.root.rglob(COMING_NAME)
+        os.utime(coming, (0, 0))
+        assert attempt(16)
+        assert attempt(32)
+        pod.buddies = Buddies(1, protected=(0, 1, 1, 1))
+        pod.start()
+        wait_until(lambda: held() == {1, 32}, "both", describe=lambda: str(pod.held))
+        wait_until(lambda: len(pod.held.pinned) == 1, "one pinned", describe=lambda: str(pod.held))
+        wait_until(lambda: not coming.exists(), f"no {coming}", describe=lambda: str(pod.held))

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,8 @@ from unbroken.keeper.config import KeeperConfig
 from unbroken.keeper.digests import Digests, digest_slot
 from unbroken.memory import Checkpointer, Saved
 from unbroken.memory.client import KeeperClient
-from unbroken_core.pod.memory_messages import KEEPER_SOCKET, MAX_LINE_BYTES, Counted, Find, Found, ToAgent
-from unbroken_core.pod.memory_slots import CONTENT_OFFSET, digests_name
+from unbroken_core.pod.memory_messages import KEEPER_SOCKET, MAX_LINE_BYTES, Counted, Find, Found, Holds, ToAgent
+from unbroken_core.pod.memory_slots import CONTENT_OFFSET, Moment, digests_name, pack_head
 from unbroken_core.protocol import wire
 
 PEER = {"uid": "u", "host": "127.0.0.1", "port": 1}
@@ -227,6 +228,21 @@ def test_what_the_keeper_refuses_is_counted(pod: LivePod) -> None:
             break
     else:
         raise AssertionError("the keeper ended without telling of it")
+
+
+@pytest.mark.parametrize("moment", [Moment(1, 0, 1 << 60), Moment(1, 1 << 60, 1)], ids=["step", "iteration"])
+def test_a_forged_head_does_not_end_what_the_keeper_tells_its_agent(pod: LivePod, moment: Moment) -> None:
+    keeper = pod.start(tells=True)
+    assert isinstance(Checkpointer().save({"x": torch.zeros(100)}, 3), Saved)
+    slot = pod.wait_digested(3)
+    with slot.open("r+b") as file:
+        file.write(pack_head(replace(pod.slots()[slot], serial=9, moment=moment)) * 2)
+    assert isinstance(Checkpointer().save({"x": torch.zeros(100)}, 4), Saved)
+    assert keeper.stdout is not None
+    # An agent reads no further than what it cannot decode: this raises WireError there.
+    told = (wire.decode(line, ToAgent) for line in keeper.stdout)
+    held = (one.held for one in told if isinstance(one, Holds))
+    assert any(4 in [holding.step for holding in one.holdings] for one in held)
 
 
 @pytest.mark.parametrize("seconds", ["-1", "1e300", "NaN", "Infinity"])

@@ -18,6 +18,7 @@ from unbroken_core.pod.memory_slots import (
     pack_head,
     read_head,
 )
+from unbroken_core.protocol.bounds import MAX_NUMBER, MAX_RANKS
 
 FILE_BYTES = CONTENT_OFFSET + 10_000
 SEALED = Head(
@@ -68,6 +69,11 @@ def test_noise_is_no_head(noise: bytes, file_bytes: int) -> None:
         pytest.param(replace(SEALED, objects_bytes=501), id="objects beyond the content"),
         pytest.param(replace(SEALED, samples=(Sample(9_400, 101, 0),)), id="sample beyond the content"),
         pytest.param(replace(SEALED, moment=Moment(0, -1, 0)), id="iteration below 0"),
+        # No message may tell of these.
+        pytest.param(replace(SEALED, moment=Moment(2, 5, MAX_NUMBER + 1)), id="step beyond all"),
+        pytest.param(replace(SEALED, moment=Moment(2, MAX_NUMBER + 1, 40)), id="iteration beyond all"),
+        pytest.param(replace(SEALED, moment=Moment(MAX_NUMBER + 1, 5, 40)), id="term beyond all"),
+        pytest.param(replace(SEALED, world_size=MAX_RANKS + 1), id="world beyond all"),
     ],
 )
 def test_an_absurd_head_is_none(head: Head) -> None:

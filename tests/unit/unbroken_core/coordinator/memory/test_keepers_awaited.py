@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
-from tests.unit.unbroken_core.coordinator.memory.test_buddies_told import PODS, RACKS, CopyBench
+from tests.unit.unbroken_core.coordinator.memory.test_buddies_told import PODS, RACKS, SETTINGS, CopyBench
+from tests.unit.unbroken_core.coordinator.memory.test_known_copies import Told, copy, key, own
 
 from unbroken_core.coordinator.copying import KEEPERS_AWAITED_S
 from unbroken_core.coordinator.events import Action, AgentDisconnected, Observed, Send
 from unbroken_core.protocol.messages import Observation, Plan, PodObservation
-from unbroken_core.vocabulary.reasons import Cause, WorkerPhase
+from unbroken_core.protocol.settings import RungBudget
+from unbroken_core.vocabulary.reasons import Cause, Rung, WorkerPhase
 
 READY = WorkerPhase.READY
 OWNER = PODS[0]
@@ -78,3 +80,87 @@ def test_where_all_can_be_read_without_a_pod_it_is_not_waited_for() -> None:
     actions = both.bench.fault(both.others[0], 0, Cause.EXCEPTION)
     actions += both.bench.all_are(READY, 0, OWNER, *both.others)
     assert restored(actions + both.bench.tick(GRACE_S)) == {10}
+
+
+class MuteSpare:
+    """Step 10 is protected; the agent of the spare was killed, and is back: its keeper has not said anything yet."""
+
+    def __init__(self) -> None:
+        self.bench = CopyBench(replace(SETTINGS, min_replicas=4))
+        told = self.bench.run_job(*PODS)
+        self.bench.save(0, 10, told, *PODS)
+        self.bench.settle()
+        self.spare = PODS[4]
+        self.whole = self.bench.held[self.spare]
+        self.bench.step(AgentDisconnected(self.bench.sessions.pop(self.spare)))
+        self.bench.held[self.spare] = replace(self.whole, port=0, host="")
+        self.bench.states[self.spare] = self.bench.workers_of(self.spare, READY, -1)
+        self.bench.join(self.spare, term=1)
+
+    def lose_owner(self) -> list[Action]:
+        """The spare is to take over from a pod that is no more."""
+        actions = self.bench.see_gone(OWNER)
+        return actions + self.bench.all_are(READY, 0, *PODS[1:4]) + self.bench.tick(0.1)
+
+
+def test_a_plan_waits_for_the_keeper_of_a_pod_that_has_to_fetch() -> None:
+    """Seen before: all ranks began anew, though all copies were there: who took over could not fetch one yet."""
+    job = MuteSpare()
+    assert restored(job.lose_owner()) is None
+    assert job.bench.status().message.startswith(f"waits for the keeper of {job.spare}, to restore checkpoints")
+    assert restored(job.bench.tell(job.spare, job.whole) + job.bench.tick(0.1)) == {10}
+
+
+def test_a_keeper_that_never_says_anything_is_waited_for_no_longer_than_that() -> None:
+    job = MuteSpare()
+    assert restored(job.lose_owner() + job.bench.tick(KEEPERS_AWAITED_S - 0.2)) is None
+    assert restored(job.bench.tick(0.2)) == set()
+
+
+def test_where_the_same_pods_go_on_no_mute_keeper_is_waited_for() -> None:
+    job = MuteSpare()
+    actions = job.bench.fault(PODS[1], 0, Cause.EXCEPTION)
+    actions += job.bench.all_are(READY, 0, *PODS[:4])
+    assert restored(actions + job.bench.tick(0.1)) == {10}
+
+
+def test_the_keeper_of_a_pod_that_comes_long_after_the_fault_is_waited_for() -> None:
+    """As a new pod does, where there is no spare: its keeper may be slower than its workers."""
+    job = MuteSpare()
+    job.bench.step(AgentDisconnected(job.bench.sessions.pop(job.spare)))
+    assert restored(job.bench.see_gone(OWNER) + job.bench.tick(KEEPERS_AWAITED_S + 1.0)) is None, "others have to leave"
+    job.bench.states[job.spare] = job.bench.workers_of(job.spare, READY, -1)
+    actions = job.bench.join(job.spare, term=1) + job.bench.all_are(READY, 0, *PODS[1:4])
+    assert restored(actions + job.bench.tick(KEEPERS_AWAITED_S - 1.0)) is None, job.bench.status().message
+    assert restored(job.bench.tell(job.spare, job.whole) + job.bench.tick(0.1)) == {10}
+
+
+def test_where_all_processes_start_again_all_keepers_are_waited_for() -> None:
+    """Their ranks are given anew, so that each of them may have to fetch; this one has no copies of what was lost."""
+    bench = CopyBench(replace(SETTINGS, rungs=(RungBudget(Rung.IN_PROCESS, limit=0), RungBudget(Rung.JOB))))
+    told = bench.run_job(*PODS)
+    bench.save(0, 10, told, *PODS)
+    bench.settle()
+    whole = bench.held[PODS[1]]
+    bench.step(AgentDisconnected(bench.sessions.pop(PODS[1])))
+    bench.held[PODS[1]] = replace(whole, port=0, host="", copies=(), pinned=())
+    bench.join(PODS[1], term=1)
+    actions = bench.renew(bench.fault(PODS[0], 0, Cause.EXCEPTION) + bench.all_are(READY, 0, *PODS[:4]))
+    assert restored(actions + bench.tick(6.0)) is None, bench.status().message
+    assert bench.status().message.startswith(f"waits for the keeper of {PODS[1]}")
+    assert restored(bench.tell(PODS[1], whole) + bench.tick(0.1)) == {10}
+
+
+def test_a_coordinator_that_has_just_begun_waits_for_who_may_keep_what_nobody_has_told_of() -> None:
+    told = Told(is_assigned=False)
+    for uid in "bcd":
+        told.tell(uid, own(uid, 10), port=0 if uid == "b" else 7)
+    told.living.discard("a")
+    assert told.table.mute == {"b"}
+    assert told.table.awaited((), "b", "b", "e") == ("b",)
+    told.tell("b", own("b", 10), copy("a", 10))
+    assert told.table.mute == set()
+    assert told.table.awaited((), (), ()) == ()
+    assert told.keys({0: "e", 1: "b", 2: "c", 3: "d"}) == (), "the keeper of who takes over"
+    told.tell("e")
+    assert told.keys({0: "e", 1: "b", 2: "c", 3: "d"}) == (key(10),)
