@@ -53,7 +53,9 @@ def test_a_plan_waits_for_the_keeper_that_comes_back_with_its_agent() -> None:
     """Seen before: all ranks began anew, though the copies were there a second later."""
     both = TwoLost()
     assert restored(both.lose_owner()) is None
-    assert f"waits for {both.buddy} to be heard again" in both.bench.status().message
+    message = both.bench.status().message
+    assert message.startswith(f"waits for {both.buddy} to be heard again, where alone the newest checkpoint in memory")
+    assert "; otherwise goes on without it, at " in message, "what the time is that follows"
     assert restored(both.come_back() + both.bench.tick(0.5)) is None
     assert restored(both.bench.tell(both.buddy, both.whole) + both.bench.tick(1.0)) == {10}
 
