@@ -73,7 +73,9 @@ def memory_text(memory: MemoryStatus, max_step: int) -> str:
         "disk": f"; restored step {memory.restored_step} from disk, {redone}",
         "nothing": f"; nothing was restored, {redone}" if memory.steps_redone else "",
     }
-    return text + restored.get(memory.source, "") + (f": {memory.reason}" if memory.reason else "")
+    last = restored.get(memory.source, "")
+    # Before the next load it is why nothing newer can be restored, and no part of what the disk says.
+    return text + last + (f"{':' if last else ';'} {memory.reason}" if memory.reason else "")
 
 
 def _protection(memory: MemoryStatus) -> str:

@@ -116,11 +116,13 @@ def await_keepers(job: JobState, phase: Consultable, world: World, now_s: float)
     names = [members[uid].pod if uid in members else pods[uid].pod for uid in awaited]
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     until_s = min(ends[uid] for uid in awaited)
-    text = f"waits for {', '.join(names[:_MAX_NAMES])}{more} to be heard again: checkpoints in memory are only there"
+    who = f"{', '.join(names[:_MAX_NAMES])}{more}"
     if table.mute.issuperset(awaited):
-        text = f"waits for the keeper of {', '.join(names[:_MAX_NAMES])}{more}, to restore checkpoints in memory"
+        what = f"waits for the keeper of {who}, without which the newest checkpoint in memory cannot be restored"
+    else:
+        what = f"waits for {who} to be heard again, where alone the newest checkpoint in memory can be read whole"
     reason = Reason.WAITING_FOR_WORKERS if isinstance(phase, Forming) else Reason.RECOVERING
-    return Wait(until_s, StatusText(reason, text, until_s), phase)
+    return Wait(until_s, StatusText(reason, f"{what}; otherwise goes on without it", until_s), phase)
 
 
 def wish_of(job: JobState) -> Wish:

@@ -27,7 +27,7 @@ PINNED_NAME = "pinned"
 """A file beside the slots, for the time in which no keeper has locks: "ITERATION TERM STEP" of the step to be kept."""
 COMING_NAME = "pinned-next"
 """Another one, of the step that is to be kept next: whether all others keep that one or the one before by now, nobody
-knows here. It counts for HOLD_S after it was written."""
+knows here. A fourth number says until when, in seconds of the host's monotonic clock, HOLD_S at most."""
 HOLD_S = 30.0
 """So long a step that is not protected may cost saves, if nothing else is said meanwhile."""
 NUM_SLOTS = 2

@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -119,17 +120,18 @@ class Arena:
         inner = self._folders.get(path.parent.name) if path.parent.parent == self.folder else None
         return path if inner is None else Path(f"/proc/self/fd/{inner}", path.name)
 
-    def tell_pinned(self, name: str, order: tuple[int, int, int] | None) -> None:
+    def tell_pinned(self, name: str, order: tuple[int, int, int] | None, for_s: float = 0.0) -> None:
         """Have workers keep this step, (iteration, term, step), while there is no keeper that does; None: no step.
 
-        `name`: of the file that says so.
+        `name`: of the file that says so. `for_s`: how long, where it is not for good.
         """
         path = self._inside / name
         try:
             if order is None:
                 path.unlink(missing_ok=True)
             else:
-                write_whole(path, " ".join(map(str, order)))
+                end = (int(time.monotonic() + for_s),) if for_s else ()
+                write_whole(path, " ".join(map(str, (*order, *end))))
         except OSError as error:
             if self._rarely.may_say("pinned"):
                 logger.warning("%s cannot be written: %s", self.folder / name, error.strerror)

@@ -58,7 +58,7 @@ class Pins:
             if before is None or safe != before[0]:
                 self._arena.tell_pinned(PINNED_NAME, safe)
             if before is None or following != before[1]:
-                self._arena.tell_pinned(COMING_NAME, following)
+                self._arena.tell_pinned(COMING_NAME, following, self._hold_s)
 
     @property
     def following(self) -> Order | None:

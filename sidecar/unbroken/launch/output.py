@@ -152,6 +152,9 @@ _GROUP_BEGIN = b"  + Exception Group Traceback (most recent call last):"
 _OF_GROUP = re.compile(rb" {2,}\| ?")
 """Before each line of an exception group and of what is in it."""
 _GROUP_RULE = re.compile(rb" {2,}\+[-+]+( [\d.]+ -+)?$")
+_TOLD = re.compile(rb"function raised: iteration=\d")
+"""Before the traceback of what the library reports itself, and goes on after: `inprocess.loop.repeated_error`."""
+_CHAINED = (b"During handling of the above exception, ", b"The above exception was the direct cause ")
 _MAX_BEHIND = 32
 """Lines after an exception that may be the rest of its message, or what is said while a process ends."""
 _MAX_EXCEPTION_BYTES = 700
@@ -162,7 +165,8 @@ class _LastWords:
 
     The message of an exception may have several lines, of which the first says what it is, as torch's of an error of
     CUDA; warnings of what is left may come behind it. Of a group of exceptions it is the group's own, and the last line
-    of the last one in it.
+    of the last one in it. What the function raised in an iteration is told as that iteration's fault, and the process
+    goes on: it is not why a later one ends it.
     """
 
     def __init__(self) -> None:
@@ -170,6 +174,7 @@ class _LastWords:
         self._exception = b""
         self._num_behind = 0
         self._is_in_traceback = False
+        self._is_told = self._may_begin = False
 
     def feed(self, line: bytes) -> None:
         """Take a line that is not blank."""
@@ -183,12 +188,25 @@ class _LastWords:
             text = text[is_of_group.end() :]
         if not text.strip():
             return
+        if _TOLD.search(text):
+            self._last_line = self._exception = b""
+            self._is_told = self._may_begin = True
+            self._is_in_traceback = False
+            return
+        is_chain = text.startswith(_CHAINED)
+        of_told = self._may_begin if begins else self._is_in_traceback or is_chain
+        self._is_told &= of_told or is_of_group is not None
+        self._may_begin = is_chain
+        is_exception = self._is_in_traceback and not begins and _EXCEPTION.match(text) is not None
+        self._is_in_traceback = begins or (self._is_in_traceback and not is_exception)
+        if self._is_told:
+            return
         self._last_line = text.strip()
         self._num_behind += not is_of_group
         if begins:
-            self._is_in_traceback, self._exception = True, b""
-        elif self._is_in_traceback and _EXCEPTION.match(text):
-            self._is_in_traceback, self._exception, self._num_behind = False, self._last_line, 0
+            self._exception = b""
+        elif is_exception:
+            self._exception, self._num_behind = self._last_line, 0
 
     @property
     def words(self) -> bytes:

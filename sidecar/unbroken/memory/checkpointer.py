@@ -18,12 +18,12 @@ from unbroken.memory.arena import Saved, Skipped, WorkerSlots, arena_of, checked
 from unbroken.memory.background.epochs import read_mark
 from unbroken.memory.background.handover import DiskSettings, Handover
 from unbroken.memory.disk import DcpFolder, Disk, common_steps, in_short
-from unbroken.memory.job_disk import KEEP, JobDisk, agreed_job_disk
+from unbroken.memory.job_disk import KEEP, JobDisk, agreed_job_disk, checked_folder
 from unbroken.memory.new_state.nested import UnlikeStateError
 from unbroken.memory.place import WorkerInfo, read_every, read_place
 from unbroken.memory.recording import recorder
 from unbroken.memory.restoring import Restoration, apply, tell_of_loaders
-from unbroken.memory.shard import Shard, ShardReader
+from unbroken.memory.shard import Shard, ShardReader, refuse_no_state
 from unbroken.standstill import standstill
 from unbroken_core.pod.memory_slots import Moment
 from unbroken_core.protocol.bounds import MAX_NUMBER
@@ -59,7 +59,7 @@ class Checkpointer:
             background: an ordinary one of torch.distributed.checkpoint. None: you write them.
         disk_keep: so many of those that were written so stay, the newest ones. Others are never removed.
 
-    Raises ValueError when a number is not from 1 on, `disk` is neither of these or empty, or `disk_every` has no
+    Raises ValueError when a number is not from 1 on, `disk` is neither of these or no path, or `disk_every` has no
     folder.
     """
 
@@ -72,18 +72,19 @@ class Checkpointer:
         disk_keep: int = KEEP,
     ) -> None:
         self._every = _from_one("every", read_every() if every is None else every)
-        if disk == "" or (disk is not None and not isinstance(disk, str | Path | Disk)):
+        if disk is not None and not isinstance(disk, str | Path | Disk):
             raise ValueError(f"disk: want a folder, or an object with `steps` and `load`, got {disk!r}")
-        self._disk = DcpFolder(Path(disk)) if isinstance(disk, str | Path) else disk
+        folder = checked_folder("disk", disk) if isinstance(disk, str | Path) else None
+        self._disk = disk if isinstance(disk, Disk) else None if folder is None else DcpFolder(folder)
         self._handover: Handover | None = None
         self._is_of_job = disk is None
         """Whether the job says where the disk is; all ranks agree on it in `load`."""
         self._job_disk: JobDisk | None = None
         keep = _from_one("disk_keep", disk_keep, "checkpoints")
         if disk_every is not None:
-            if not isinstance(disk, str | Path):
+            if folder is None:
                 raise ValueError(f"disk_every: want a folder in `disk` to write to, got {disk!r}")
-            self._handover = Handover(DiskSettings(Path(disk), _from_one("disk_every", disk_every), keep, self._every))
+            self._handover = Handover(DiskSettings(folder, _from_one("disk_every", disk_every), keep, self._every))
         self._reader = ShardReader()
         self._place: WorkerInfo | None = None
         self._told: set[str] = set()
@@ -95,7 +96,7 @@ class Checkpointer:
 
         It waits until the memory is mapped. Without it the first save does all this.
         """
-        _refuse_no_state("reserve", state)
+        refuse_no_state("reserve", state)
         arena = self._enter()
         if arena is None:
             return _NO_JOB
@@ -112,7 +113,7 @@ class Checkpointer:
         Raises TypeError for what could not be loaded again, ValueError for a step below 0, and for another state than
         that which another Checkpointer has saved in this iteration.
         """
-        _refuse_no_state("save", state)
+        refuse_no_state("save", state)
         _progress.newest_step = checked_step(step)
         if (noting := recorder()) is not None:
             noting.before(read_place(), step)
@@ -257,7 +258,7 @@ class Checkpointer:
 
     def _load(self, state: MutableMapping[str, Any]) -> tuple[str, Moment | None, int]:
         """Return where the state came from, which one it is, and the newest step up to it on the disk, -1 for none."""
-        _refuse_no_state("load", state)
+        refuse_no_state("load", state)
         arena = self._enter()
         place = self._place or read_place()
         if self._is_of_job:
@@ -441,15 +442,6 @@ def _not_seen(why: str, rank: int) -> NoCheckpointError:
 
 def _in_words(names: Iterable[object]) -> str:
     return ", ".join(sorted(map(str, names)))[:200] or "nothing"
-
-
-def _refuse_no_state(what: str, state: object) -> None:
-    """Raise TypeError for anything but a dictionary."""
-    if not isinstance(state, Mapping):
-        raise TypeError(
-            f"{what}: want the state, a dictionary of tensors and of objects with state_dict and load_state_dict, got "
-            f"{type(state).__name__}"
-        )
 
 
 def _from_one(name: str, value: int, what: str = "steps") -> int:

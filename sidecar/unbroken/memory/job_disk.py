@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ logger = logging.getLogger(__name__)
 KEEP = 3
 """So many stay where nobody says how many."""
 _MAX_NUMBER = (1 << 31) - 1
+_NO_PATH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/|~(/|$)|.*\0", re.DOTALL)
+"""An address of a store, a home that only a shell finds: as a path it is a folder of this pod alone."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,13 @@ class JobDisk:
     keep: int
 
 
+def checked_folder(name: str, folder: str | Path) -> Path:
+    """Return a folder's whole path, which stays when the script goes elsewhere. Raises ValueError for what is none."""
+    if folder == "" or _NO_PATH.match(str(folder)):
+        raise ValueError(f"{name}: want the path of a folder that all ranks see, got {str(folder)[:200]!r}")
+    return Path(folder).absolute()
+
+
 def read_job_disk(environment: Mapping[str, str] | None = None) -> JobDisk | None:
     """Return what the job says; None where it says nothing."""
     source = os.environ if environment is None else environment
@@ -33,7 +43,9 @@ def read_job_disk(environment: Mapping[str, str] | None = None) -> JobDisk | Non
     if not folder:
         return None
     every = _number(source, "UNBROKEN_MEMORY_DISK_EVERY")
-    return JobDisk(Path(folder).absolute(), every, _number(source, "UNBROKEN_MEMORY_DISK_KEEP") or KEEP)
+    return JobDisk(
+        checked_folder("UNBROKEN_MEMORY_DISK", folder), every, _number(source, "UNBROKEN_MEMORY_DISK_KEEP") or KEEP
+    )
 
 
 def agreed_job_disk() -> JobDisk | None:

@@ -159,6 +159,15 @@ def state_dicts(state: Mapping[str, Any]) -> dict[str, Any]:
     return {name: one.state_dict() if is_stateful(one) else one for name, one in state.items()}
 
 
+def refuse_no_state(what: str, state: object) -> None:
+    """Raise TypeError for anything but a dictionary."""
+    if not isinstance(state, Mapping):
+        raise TypeError(
+            f"{what}: want the state, a dictionary of tensors and of objects with state_dict and load_state_dict, got "
+            f"{type(state).__name__}"
+        )
+
+
 def is_stateful(one: object) -> bool:
     """Return whether something has a state dictionary. The protocol's own check takes 60 us, and a tensor has none."""
     return not isinstance(one, torch.Tensor) and isinstance(one, Stateful)

@@ -236,29 +236,30 @@ def device_to_register(shard: Shard) -> torch.device | None:
 
 def read_pinned(path: str) -> tuple[int, int, int] | None:
     """Return (iteration, term, step) of what the keeper of the slot at `path` has said is to stay; None of none."""
-    found = _read_order(Path(path).with_name(PINNED_NAME))
-    return None if found is None else found[0]
+    match _read_numbers(Path(path).with_name(PINNED_NAME)):
+        case (iteration, term, step):
+            return iteration, term, step
+    return None
 
 
 def read_coming(path: str) -> tuple[int, int, int] | None:
-    """Return the same of what is to stay next, unless that was said too long ago."""
-    found = _read_order(Path(path).with_name(COMING_NAME))
-    return None if found is None or abs(time.time() - found[1]) > HOLD_S else found[0]
+    """Return the same of what is to stay next, as long as that holds."""
+    match _read_numbers(Path(path).with_name(COMING_NAME)):
+        case (iteration, term, step, until_s) if 0 < until_s - time.monotonic() <= HOLD_S:
+            return iteration, term, step
+    return None
 
 
-def _read_order(path: Path) -> tuple[tuple[int, int, int], float] | None:
-    """Return (iteration, term, step) in a file, and when that was written; None of none."""
+def _read_numbers(path: Path) -> tuple[int, ...]:
+    """Return the numbers in a file, none where it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            words = os.read(descriptor, _MAX_PINNED_BYTES).split()
-            written_s = os.fstat(descriptor).st_mtime
+            return tuple(map(int, os.read(descriptor, _MAX_PINNED_BYTES).split()))
         finally:
             os.close(descriptor)
-        iteration, term, step = map(int, words)
     except (OSError, ValueError):
-        return None
-    return (iteration, term, step), written_s
+        return ()
 
 
 def needed_bytes(shard: Shard) -> int:

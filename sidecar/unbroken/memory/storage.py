@@ -13,7 +13,7 @@ from unbroken.memory.arena import Saved, Skipped, arena_of, checked_step
 from unbroken.memory.place import read_place
 from unbroken.memory.recording import recorder
 from unbroken.memory.restoring import Chosen, Restoration
-from unbroken.memory.shard import shard_of_plan
+from unbroken.memory.shard import refuse_no_state, shard_of_plan
 from unbroken_core.vocabulary.checkpoints import LoadSource
 
 
@@ -75,6 +75,8 @@ class Reader(StorageReader):
     """
 
     def __init__(self, state: Mapping[str, Any]) -> None:
+        """Raises TypeError for what is no dictionary."""
+        refuse_no_state("Reader", state)
         place = read_place()
         self._arena = arena_of(place)
         self._restoration = Restoration(self._arena, place)

@@ -50,6 +50,11 @@ def test_a_plain_save_is_loaded_again(pod: LivePod) -> None:
     assert read_back() == (3, 3.0, 3)
 
 
+def test_a_reader_refuses_what_is_no_state() -> None:
+    with pytest.raises(TypeError, match=r"Reader: want the state, a dictionary .* got Linear"):
+        Reader(torch.nn.Linear(4, 4))  # type: ignore[arg-type]  # What it refuses.
+
+
 def test_an_asynchronous_save_is_loaded_again(pod: LivePod) -> None:
     pod.start()
     writer = Writer(4)

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from unbroken.memory import Checkpointer, Saved
 from unbroken.memory.background import handover
 from unbroken.memory.background.epochs import MARK, WORK, Epoch
-from unbroken.memory.disk import steps_on_disk
+from unbroken.memory.disk import DcpFolder, steps_on_disk
 from unbroken.memory.new_state.places import PLACES
 
 from .conftest import LivePod
@@ -210,7 +210,11 @@ def test_without_a_load_or_a_folder_that_can_be_written_training_goes_on(
     [
         ({"disk_every": 1}, "disk_every: want a folder in `disk` to write to, got None"),
         ({"disk": 5}, "disk: want a folder, or an object with `steps` and `load`, got 5"),
-        ({"disk": ""}, "disk: want a folder, or an object with `steps` and `load`, got ''"),
+        ({"disk": ""}, "disk: want the path of a folder that all ranks see, got ''"),
+        ({"disk": "s3://bucket/run-1"}, "disk: want the path of a folder that all ranks see, got 's3://bucket/run-1'"),
+        ({"disk": Path("gs://bucket")}, "disk: want the path of a folder that all ranks see, got 'gs:/bucket'"),
+        ({"disk": "~/run-1"}, "disk: want the path of a folder that all ranks see, got '~/run-1'"),
+        ({"disk": "run\0"}, "disk: want the path of a folder that all ranks see, got "),
         ({"disk_keep": 0}, "disk_keep: want a number of checkpoints from 1 on, got 0"),
         ({"disk_every": 0, "disk": "x"}, "disk_every: want a number of steps from 1 on, got 0"),
         ({"disk_every": True, "disk": "x"}, "disk_every: want a number of steps from 1 on, got True"),
@@ -220,6 +224,18 @@ def test_without_a_load_or_a_folder_that_can_be_written_training_goes_on(
 def test_settings_that_make_no_sense_are_refused(arguments: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         Checkpointer(**arguments)
+
+
+def test_a_folder_stays_the_same_where_the_script_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    checkpointer = Checkpointer(disk="run-1:a~", disk_every=1)
+    monkeypatch.chdir("elsewhere")
+    assert isinstance(checkpointer._disk, DcpFolder)
+    assert checkpointer._handover is not None
+    assert (checkpointer._disk.folder, checkpointer._handover._settings.folder) == (tmp_path / "run-1:a~",) * 2
 
 
 def test_the_rename_that_comes_first_wins(tmp_path: Path) -> None:

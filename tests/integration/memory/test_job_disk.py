@@ -68,6 +68,8 @@ def test_what_the_job_says_is_read_from_the_environment() -> None:
     assert read_job_disk({"UNBROKEN_MEMORY_DISK": "/data"}) == JobDisk(Path("/data"), None, 3)
     told = {"UNBROKEN_MEMORY_DISK": "/data", "UNBROKEN_MEMORY_DISK_EVERY": "1000", "UNBROKEN_MEMORY_DISK_KEEP": "5"}
     assert read_job_disk(told) == JobDisk(Path("/data"), 1000, 5)
+    with pytest.raises(ValueError, match=r"UNBROKEN_MEMORY_DISK: want the path of a folder .*, got 's3://bucket'"):
+        read_job_disk({"UNBROKEN_MEMORY_DISK": "s3://bucket"})
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "many", "\u0664", "2147483648", "9" * 5000])

@@ -194,7 +194,9 @@ def _is_idle(member: Member, iteration: int) -> bool:
 
 def _text(job: JobState, heard: list[str], unheard: Unheard) -> str:
     if heard:
-        return f"waits for {shorten_names(heard)} to leave the iteration before another world begins"
+        return (
+            f"waits for {shorten_names(heard)} to leave the iteration before another world begins; otherwise begins it"
+        )
     names = [job.previous.lost[uid] if member is None else member.pod for uid, member in unheard]
     who = (
         f"pods {shorten_names(names)} of iteration {job.world.iteration}"

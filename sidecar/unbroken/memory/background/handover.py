@@ -22,6 +22,7 @@ from unbroken.memory.background.writer_process import WriterProcess
 from unbroken.memory.place import WorkerInfo
 from unbroken_core.pod.memory_slots import Moment
 from unbroken_core.vocabulary.checkpoints import OnDisk
+from unbroken_core.vocabulary.plurals import counted
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ quicker skip their saves meanwhile."""
 _APART_S = _KEEP_S + 1.0
 """Longer than a slot is kept for ranks that write another step, with what they differ by."""
 _MOST_APART = 1024
+_LATE = "is not whole after"
+_MOST_NAMED = 10
 INTRUDED = "another job has begun in this folder since this one did; give each a folder of its own"
 
 
@@ -338,8 +341,18 @@ class Handover:
         # Their clocks and views of the folder differ; what one of them has seen whole is whole.
         is_whole = any(row == [[1]] for row in gather([[int(not problem)]], 1))
         if not is_whole:
-            logger.warning("step %d is not on the disk: %s", newest_due, problem)
+            missing = "" if self._epoch is None or step < 0 else self._missing(self._epoch, step)
+            logger.warning("step %d is not on the disk: %s%s", newest_due, problem, missing * (_LATE in problem))
         return is_whole
+
+    def _missing(self, epoch: Epoch, step: int) -> str:
+        """Return whose part of a step is not on the disk yet, in words. A collective of all ranks."""
+        rows = gather([[int(epoch.has_part(step, self._rank))]], 1)
+        lacking = [rank for rank, row in enumerate(rows) if row != [[1]]]
+        if not lacking:
+            return ", though all parts are on the disk: the process of rank 0 has to put them together"
+        more = f" and {counted(len(lacking) - _MOST_NAMED, 'more rank')}" if len(lacking) > _MOST_NAMED else ""
+        return f": want the part of rank {', '.join(map(str, lacking[:_MOST_NAMED]))}{more}"
 
     def _wait_for(self, epoch: Epoch, step: int, until_s: float) -> str:
         """Wait until a step is whole; return why it is not, "" if it is."""
@@ -356,7 +369,7 @@ class Handover:
                     epoch.fail(step, failure)
                 return f"step {step} was given up by {failure}"
             if time.monotonic() > until_s:
-                return f"step {step} is not whole after {time.monotonic() - began_s:.0f} s"
+                return f"step {step} {_LATE} {time.monotonic() - began_s:.0f} s"
             time.sleep(_LOOK_S)
         return ""
 

@@ -84,6 +84,11 @@ def test_last_words_are_those_of_the_traceback_whatever_cpp_parts_say_after_it(p
 
 
 FRAMES = b'Traceback (most recent call last):\n  File "train.py", line 3, in train\n    step()\n'
+TOLD = (
+    b"function raised: iteration=0 rank=3\n" + FRAMES + b"KeyError: 'a'\n\n"
+    b"During handling of the above exception, another exception occurred:\n\n" + FRAMES + b"ValueError: no data\n"
+)
+"""As `inprocess.loop.repeated_error` logs it."""
 
 
 @pytest.mark.parametrize(
@@ -131,6 +136,14 @@ FRAMES = b'Traceback (most recent call last):\n  File "train.py", line 3, in tra
             id="in colours",
         ),
         pytest.param(b"\n \n", b"", id="nothing"),
+        pytest.param(TOLD, b"", id="told as the fault of an iteration, in which the process stayed"),
+        pytest.param(b"loss=1\n" + TOLD + b"loss=2\n", b"loss=2", id="and it went on"),
+        pytest.param(TOLD + FRAMES + b"KeyError: 'a'\n", b"KeyError: 'a'", id="and ended of something else"),
+        pytest.param(
+            b"12:00 ERROR unbroken function raised: iteration=3 rank=0: ValueError, same as before (3x)\n",
+            b"",
+            id="told for the third time, in a format of the script's own",
+        ),
         pytest.param(
             FRAMES + b"ValueError: " + b"x" * 900 + b"\nfix it\n",
             b"ValueError: " + b"x" * 688 + b" ... fix it",

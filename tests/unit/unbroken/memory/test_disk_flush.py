@@ -60,6 +60,7 @@ class FakeChild:
         self.num_busy = 0
         """How often it says that it still writes something else."""
         self.problem = ""
+        self.never_ends = False
         self.given_up: dict[int, str] = {}
 
     def is_free(self) -> bool:
@@ -73,6 +74,10 @@ class FakeChild:
         self.ordered.append(order.step)
         if self.problem:
             self._epoch.fail(order.step, Failure(0, self.problem))
+            return
+        if self.never_ends:
+            self._epoch.parts(order.step).mkdir()
+            self._epoch.part(order.step, 0).touch()
             return
         self._epoch.whole(order.step).mkdir()
         (self._epoch.whole(order.step) / MARK).write_text(json.dumps(self._epoch.mark))
@@ -184,6 +189,24 @@ def test_a_disk_that_takes_too_long_is_told(world: World, caplog: pytest.LogCapt
     assert world.now_s < 1010.0
     assert (world.child.ordered, world.num_met) == ([], 2)
     assert "step 7 is not on the disk" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("others", "missing"),
+    [
+        ([[[0]], [[1]], [[0]]], ": want the part of rank 1, 3"),
+        ([[[0]]] * 14, ": want the part of rank 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 4 more ranks"),
+        ([[[1]]], ", though all parts are on the disk: the process of rank 0 has to put them together"),
+    ],
+)
+def test_whose_part_is_waited_for_is_told_when_the_time_is_over(
+    world: World, others: list[list[list[int]]], missing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Seen before: it was not whole, said all ranks, and none which one to look at."""
+    world.child.never_ends = True
+    world.others = [[[[7], [7]]] * len(others), [[[0]]] * len(others), others]
+    assert not world.checkpointer.flush(STATE, 7, timeout_s=8.0)
+    assert caplog.text.count(f"step 7 is not on the disk: step 7 is not whole after 8 s{missing}\n") == 1
 
 
 @pytest.mark.parametrize("refusal", ["checkpoints in memory need 99 bytes in this pod", "tensors changed"])

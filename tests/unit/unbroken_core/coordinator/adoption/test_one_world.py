@@ -101,7 +101,9 @@ def test_a_pod_that_is_heard_again_is_told_to_leave_and_ends_the_wait_when_it_ha
     bench.live(35)
     actions = bench.join("p0", term=1, plan=plans["p0"])
     assert (sent(actions, Interrupt)["p0"].iteration, planned(actions)) == (0, set())
-    assert bench.status().message.startswith("waits for p0 to leave the iteration before another world begins")
+    assert bench.status().message.startswith(
+        "waits for p0 to leave the iteration before another world begins; otherwise begins it, at "
+    )
     assert planned(bench.all_are(READY, 0, "p0")) == {"p0", "p2", "p3"}
 
 
@@ -109,7 +111,9 @@ def test_the_only_pod_of_a_world_that_is_to_leave_has_left_before_another_world_
     bench = Bench(replace(FOUR, replicas=1, spares=1))
     bench.run("p0", "p1")
     assert planned(bench.report("p0", is_leaving=True)) == set()
-    assert bench.status().message.startswith("waits for p0 to leave the iteration before another world begins")
+    assert bench.status().message.startswith(
+        "waits for p0 to leave the iteration before another world begins; otherwise begins it, at "
+    )
     assert planned(bench.all_are(READY, 0, "p0")) == {"p0", "p1"}
 
 

@@ -55,7 +55,9 @@ def test_a_plan_waits_for_the_keeper_that_comes_back_with_its_agent() -> None:
     """Seen before: all ranks began anew, though the copies were there a second later."""
     both = TwoLost()
     assert restored(both.lose_owner()) is None
-    assert f"waits for {both.buddy} to be heard again" in both.bench.status().message
+    message = both.bench.status().message
+    assert message.startswith(f"waits for {both.buddy} to be heard again, where alone the newest checkpoint in memory")
+    assert "; otherwise goes on without it, at " in message, "what the time is that follows"
     assert restored(both.come_back() + both.bench.tick(0.5)) is None
     assert restored(both.bench.tell(both.buddy, both.whole) + both.bench.tick(1.0)) == {10}
 
@@ -107,7 +109,7 @@ def test_a_plan_waits_for_the_keeper_of_a_pod_that_has_to_fetch() -> None:
     """Seen before: all ranks began anew, though all copies were there: who took over could not fetch one yet."""
     job = MuteSpare()
     assert restored(job.lose_owner()) is None
-    assert job.bench.status().message.startswith(f"waits for the keeper of {job.spare}, to restore checkpoints")
+    assert job.bench.status().message.startswith(f"waits for the keeper of {job.spare}, without which")
     assert restored(job.bench.tell(job.spare, job.whole) + job.bench.tick(0.1)) == {10}
 
 
