@@ -17,6 +17,7 @@ from unbroken_core.coordinator.memory.claims import CopyClaims
 from unbroken_core.coordinator.memory.disk import DiskWord
 from unbroken_core.coordinator.memory.holders import HeldShard, Run, Step, kept, runs_of
 from unbroken_core.coordinator.memory.loads import Loads
+from unbroken_core.protocol.settings import MAX_RANKS_PER_POD
 from unbroken_core.vocabulary.checkpoints import (
     MAX_COPIES,
     MAX_COPIES_TOLD,
@@ -383,8 +384,14 @@ class Checkpoints:
     def _find_awaited(
         self, there: frozenset[str], seated: frozenset[str], mute: frozenset[str], takers: frozenset[str]
     ) -> tuple[str, ...]:
-        # A coordinator that has just begun has yet to hear of the ranks that only a mute pod has copies of.
-        known = (key for key, step in self.steps.items() if (step.was_sealed or mute) and not self.is_void(key))
+        # A coordinator that has just begun has yet to hear of the ranks that only a mute pod has copies of: of so many
+        # at most, so that a step which somebody invents is not looked at rank by rank in each report.
+        most = len(mute) * (MAX_COPIES_TOLD + MAX_RANKS_PER_POD)
+        known = (
+            key
+            for key, step in self.steps.items()
+            if (step.was_sealed or key.world_size - len(step.holders) <= most) and not self.is_void(key)
+        )
         for key in sorted(known, reverse=True):
             found = self._awaited_for(key, there, seated, mute)
             if found is not None:

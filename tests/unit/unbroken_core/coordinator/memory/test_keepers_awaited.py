@@ -7,8 +7,10 @@ from tests.unit.unbroken_core.coordinator.memory.test_known_copies import Told, 
 
 from unbroken_core.coordinator.copying import KEEPERS_AWAITED_S
 from unbroken_core.coordinator.events import Action, AgentDisconnected, Observed, Send
+from unbroken_core.coordinator.memory.table import Checkpoints, ReportingPod
 from unbroken_core.protocol.messages import Observation, Plan, PodObservation
 from unbroken_core.protocol.settings import RungBudget
+from unbroken_core.vocabulary.checkpoints import Held, Holding
 from unbroken_core.vocabulary.reasons import Cause, Rung, WorkerPhase
 
 READY = WorkerPhase.READY
@@ -166,3 +168,15 @@ def test_a_coordinator_that_has_just_begun_waits_for_who_may_keep_what_nobody_ha
     assert told.keys({0: "e", 1: "b", 2: "c", 3: "d"}) == (), "the keeper of who takes over"
     told.tell("e")
     assert told.keys({0: "e", 1: "b", 2: "c", 3: "d"}) == (key(10),)
+
+
+def test_a_step_that_a_pod_invents_for_a_huge_world_is_awaited_from_nobody() -> None:
+    """The mute pods could not have all its other ranks: each report would be a look at all of these, for nothing."""
+    table, size = Checkpoints(), 200_000
+    for uid, port in (("a", 7), ("b", 0)):
+        teller = ReportingPod(uid, f"pod-{uid}", 9, size, lambda _other: True)
+        holdings = (Holding(uid, 1, 0, 10, size, ((0, "1a", "10"),)),) if uid == "a" else ()
+        table.receive(teller, Held(f"0{uid}", holdings, (), (), "10.0.0.1" if port else "", port))
+    assert list(table.steps) == [key(10, world_size=size)]
+    assert table.mute == {"b"}
+    assert table.awaited((), (), "b", "b") == ()
