@@ -105,7 +105,9 @@ def await_keepers(job: JobState, phase: Consultable, world: World, now_s: float)
     ends = {uid: at_s + KEEPERS_AWAITED_S for uid in table.away if uid in members or uid in pods}
     there = [uid for uid, until_s in ends.items() if now_s < until_s]
     # One that has just come may come long after the fault, and its keeper a moment after it.
-    ends |= {uid: max(at_s, members[uid].joined_at_s) + KEEPERS_AWAITED_S for uid in table.mute if uid in members}
+    for uid in table.mute:
+        if uid in members:
+            ends[uid] = max(ends.get(uid, 0.0), members[uid].joined_at_s + KEEPERS_AWAITED_S)
     mute = [uid for uid in table.mute if now_s < ends.get(uid, now_s)]
     seated = [uid for uid in (*there, *mute) if uid in members and members[uid].ranks]
     # Where ranks are given anew, or the world has another size, any pod may have to read what others have.

@@ -89,13 +89,17 @@ def test_where_all_can_be_read_without_a_pod_it_is_not_waited_for() -> None:
 class MuteSpare:
     """Step 10 is protected; the agent of the spare was killed, and is back: its keeper has not said anything yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_new: bool = True) -> None:
         self.bench = CopyBench(replace(SETTINGS, min_replicas=4))
-        told = self.bench.run_job(*PODS)
-        self.bench.save(0, 10, told, *PODS)
-        self.bench.settle()
         self.spare = PODS[4]
         self.whole = self.bench.held[self.spare]
+        if not is_new:
+            self.bench.held[self.spare] = replace(self.whole, port=0, host="")
+        told = self.bench.run_job(*PODS)
+        self.bench.save(0, 10, told, *[pod for pod in PODS if pod in told])
+        self.bench.settle()
+        if not is_new:
+            return
         self.bench.step(AgentDisconnected(self.bench.sessions.pop(self.spare)))
         self.bench.held[self.spare] = replace(self.whole, port=0, host="")
         self.bench.states[self.spare] = self.bench.workers_of(self.spare, READY, -1)
@@ -119,6 +123,13 @@ def test_a_keeper_that_never_says_anything_is_waited_for_no_longer_than_that() -
     job = MuteSpare()
     assert restored(job.lose_owner() + job.bench.tick(KEEPERS_AWAITED_S - 0.2)) is None
     assert restored(job.bench.tick(0.2)) == set()
+
+
+def test_a_keeper_that_was_never_reached_costs_no_fault_its_time() -> None:
+    """Where no copies can be made there, as without a certificate's package, all is as if it were not waited for."""
+    job = MuteSpare(is_new=False)
+    job.bench.tick(KEEPERS_AWAITED_S)
+    assert restored(job.lose_owner()) == set()
 
 
 def test_where_the_same_pods_go_on_no_mute_keeper_is_waited_for() -> None:
