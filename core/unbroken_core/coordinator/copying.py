@@ -108,8 +108,8 @@ def await_keepers(job: JobState, phase: Interrupted, now_s: float) -> Wait | Non
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     until_s = phase.at_s + KEEPERS_AWAITED_S
     text = (
-        f"waits for {', '.join(names[:_MAX_NAMES])}{more} to be heard again, where alone the newest checkpoint in memory "
-        "can be read whole; otherwise goes on without it"
+        f"waits for {', '.join(names[:_MAX_NAMES])}{more} to be heard again, where alone the newest checkpoint in "
+        "memory can be read whole; otherwise goes on without it"
     )
     return Wait(until_s, StatusText(Reason.RECOVERING, text, until_s), phase)
 

@@ -38,7 +38,8 @@ from unbroken_core.vocabulary.checkpoints import MemoryStatus
             MemoryStatus(
                 -1, reason="step 120: 1 shard was lost with pod-3", disk_every=50, disk_problem="the disk is full"
             ),
-            "no step is on all ranks yet; no step is on the disk, the disk is full; step 120: 1 shard was lost with pod-3",
+            "no step is on all ranks yet; no step is on the disk, the disk is full; "
+            "step 120: 1 shard was lost with pod-3",
         ),
         (
             MemoryStatus(120, 110, across="across rack"),
