@@ -14,7 +14,7 @@ from unbroken_core.pod.stacks import bounded
 from unbroken_core.protocol.bounds import MAX_DETAIL
 from unbroken_core.protocol.messages import Fault, Interrupt
 from unbroken_core.recovery.history import FaultRecord, Incident
-from unbroken_core.vocabulary.reasons import Cause, Reason, WorkerPhase
+from unbroken_core.vocabulary.reasons import Cause, Phase, Reason, WorkerPhase
 
 MAX_PLANS = 8
 """Plans of one recovery; a fault in the next one begins a new recovery, so that the limit of those without progress
@@ -79,6 +79,8 @@ def take_fault(
     _open_incident(job, now_s, lost_s)
     if again is not None and again is job.history.running:
         again.repeat(fault)
+        if isinstance(phase, Planned):
+            again.add_phase(Phase.ENTER, now_s - job.world.planned_s)  # Not all have entered: it was in vain.
     job.history.add(fault)
     job.progress.stop(now_s, fault.at_s if lost_s is None else lost_s, fault.is_hang)
     inquiry = begin_inquiry(job, now_s) if fault.is_hang else None

@@ -325,6 +325,25 @@ def test_a_mistake_in_the_script_is_tried_once_more_and_told_with_what_to_change
     assert advice in status.message
 
 
+def test_the_time_of_a_plan_that_not_all_have_entered_counts() -> None:
+    """Seen before: a spare that stood still cost 30 s, and the recovery was said to have taken 0.4 s."""
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    bench.now_s = 10.0
+    bench.fault("p0", 1, Cause.EXCEPTION)
+    bench.now_s = 11.0
+    bench.all_are(READY, 0, "p0", "p1")
+    bench.now_s = 16.0
+    bench.fault("p0", 1, Cause.EXCEPTION)
+    bench.now_s = 18.0
+    bench.all_are(READY, 1, "p0", "p1")
+    bench.now_s = 20.0
+    bench.all_are(RUNNING, 2, "p0", "p1")
+    (recovery,) = bench.status().recoveries
+    assert recovery.phase_s == {"detect": 0.0, "stop": 3.0, "plan": 0.0, "enter": 7.0}
+    assert (recovery.started_at, recovery.ended_at) == ("t10", "t20")
+
+
 def test_an_exception_costs_an_in_process_restart() -> None:
     bench = Bench()
     bench.run("p0", "p1", "p2")
