@@ -117,6 +117,9 @@ class Training:
         """Come to the next ping, if all others are in this step."""
         worker.is_stepping = False
         order = worker.order
+        if order is not None and order.iteration != iteration:
+            self._try_later(pod, worker)  # It was to step in an iteration that is over.
+            return
         if order is None or worker.is_held or not self._is_in(pod, worker, iteration):
             return
         if order.step == NO_STEP or self.world.now_s >= worker.halt_until_s:
