@@ -202,25 +202,32 @@ def test_a_step_that_cannot_be_read_is_not_told_as_the_newest_on_the_disk(
     assert pod.keeper._telling.held().disk == OnDisk(1, 1, 100, 8)
 
 
+def fail_before_the_disk_has(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch, disk: Path, *steps: int
+) -> tuple[dict[str, Any], Checkpointer]:
+    """Save these steps, of which none is written, and begin the next iteration; return the state and what loads it."""
+    state: dict[str, Any] = {"w": torch.arange(5000.0)}
+    checkpoints = Checkpointer(every=5, disk=disk, disk_every=10)
+    assert checkpoints.load(state) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(pod, "order", lambda *_: None)
+        for step in steps:
+            assert isinstance(checkpoints.save(state, step), Saved)
+    pod.place = replace(pod.place, iteration=1)
+    return state, Checkpointer(every=5, disk=disk, disk_every=10)
+
+
 @pytest.mark.parametrize("is_new", [False, True], ids=["same-process", "new-process"])
 def test_a_step_that_was_due_before_a_fault_is_written_after_it(
     pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_new: bool
 ) -> None:
     """Seen before: `flush` returned True, since nothing had come to be due since the load, and the disk was empty."""
     disk = tmp_path / "disk"
-    state: dict[str, Any] = {"w": torch.arange(5000.0)}
-    checkpoints = Checkpointer(every=5, disk=disk, disk_every=10)
-    assert checkpoints.load(state) is None
-    with monkeypatch.context() as patch:
-        patch.setattr(pod, "order", lambda *_: None)
-        assert isinstance(checkpoints.save(state, 10), Saved)
-        assert isinstance(checkpoints.save(state, 15), Saved)
+    state, checkpoints = fail_before_the_disk_has(pod, monkeypatch, disk, 10, 15)
     if is_new:
         assert arena._arena is not None
         arena._arena.close()
         monkeypatch.setattr(arena, "_arena", None)
-    pod.place = replace(pod.place, iteration=1)
-    checkpoints = Checkpointer(every=5, disk=disk, disk_every=10)
     found: dict[str, Any] = {"w": torch.zeros(5000)}
     assert checkpoints.load(found) == 15
     assert checkpoints.flush()
@@ -234,18 +241,13 @@ def test_a_step_that_was_due_before_a_fault_is_written_after_it(
     assert torch.equal(found["w"], state["w"])
 
 
+@pytest.mark.parametrize("is_handed_over", [False, True], ids=["next-save", "handed-over"])
 def test_a_step_that_was_due_and_is_not_in_the_own_memory_is_not_told_as_on_the_disk(
-    pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, is_handed_over: bool
 ) -> None:
-    """This rank was another one when it saved it: no rank writes what one of them cannot."""
+    """No rank writes what one of them cannot: the first save after it is due, or the script hands it over."""
     disk = tmp_path / "disk"
-    state: dict[str, Any] = {"w": torch.arange(5000.0)}
-    checkpoints = Checkpointer(every=5, disk=disk, disk_every=10)
-    assert checkpoints.load(state) is None
-    with monkeypatch.context() as patch:
-        patch.setattr(pod, "order", lambda *_: None)
-        assert isinstance(checkpoints.save(state, 10), Saved)
-    pod.place = replace(pod.place, iteration=1)
+    state, checkpoints = fail_before_the_disk_has(pod, monkeypatch, disk, 10)
     with monkeypatch.context() as patch:
         patch.setattr(WorkerSlots, "has_part", lambda *_: False)
         assert checkpoints.load(state) == 10
@@ -254,10 +256,22 @@ def test_a_step_that_was_due_and_is_not_in_the_own_memory_is_not_told_as_on_the_
     )
     assert not checkpoints.flush()
     assert "step 10 is not on the disk: rank 0 did not save it" in caplog.text
-    # The first save after it is due, and the step itself can be handed over.
-    assert checkpoints.flush(state, 10)
-    assert isinstance(checkpoints.save(state, 15), Saved)
-    assert steps_on_disk(disk) == [10]
+    if is_handed_over:
+        assert checkpoints.flush(state, 10)
+    else:
+        assert isinstance(checkpoints.save(state, 15), Saved)
+        assert checkpoints.flush()
+    assert steps_on_disk(disk) == [10 if is_handed_over else 15]
+
+
+def test_a_part_is_that_of_the_same_rank_in_a_world_of_the_same_size(pod: Pod) -> None:
+    assert isinstance(Checkpointer().save({"w": torch.ones(3)}, 10), Saved)
+    slots = arena._arena
+    assert slots is not None
+    assert slots.has_part(pod.place, Moment(1, 0, 10))
+    assert not slots.has_part(replace(pod.place, world_size=2), Moment(1, 0, 10))
+    assert not slots.has_part(replace(pod.place, rank=1), Moment(1, 0, 10))
+    assert not slots.has_part(pod.place, Moment(1, 1, 10))
 
 
 def begin_to_write(pod: Pod, epoch: Epoch) -> tuple[threading.Thread, Slot]:
