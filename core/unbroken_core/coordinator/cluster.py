@@ -13,6 +13,8 @@ def observe_cluster(job: JobState, observation: Observation, now_s: float) -> bo
         pods, observation.is_accounted, sum(pod.gone is None and not pod.is_waiting for pod in pods.values())
     )
     known = job.cluster
+    if known.num_running is None:
+        job.checkpoints.await_first(pods)
     if seen != known:
         job.cluster = seen
     run_pod_clock(job, now_s)

@@ -91,28 +91,41 @@ def repeat_buddies(job: JobState, member: Member) -> None:
         job.send(member, told[member.uid])
 
 
+def note_return(job: JobState, now_s: float) -> None:
+    """Note that a pod is back that has been in the job before; who comes after it within the time adds none to it."""
+    if now_s >= job.returned_s + KEEPERS_AWAITED_S:
+        job.returned_s = now_s
+
+
 def await_keepers(job: JobState, phase: Consultable, world: World, now_s: float) -> Wait | None:
     """Return what to do while keepers may be reached without which the newest step is lost; None: nobody is awaited.
 
     An agent that was killed starts again, and with it its keeper, whose memory has stayed. A plan that is made before
     they are heard again would go back further, or to the beginning: the keeper may have a part of the step that nobody
-    else has, or be the one that has to fetch it. `world`: the one that is to be planned.
+    else has, or be the one that has to fetch it. Pods that were cut off together come back one by one, so those that
+    are missing have their time once the first of them is back. `world`: the one that is to be planned.
     """
     table, members, pods = job.checkpoints, job.members.by_uid, job.cluster.pods
-    if not job.settings.copies or not (table.away or table.mute):
+    if not job.settings.copies or not (table.away or table.mute or table.unheard):
         return None
     at_s = phase.since_s if isinstance(phase, Forming) else phase.at_s
-    ends = {uid: at_s + KEEPERS_AWAITED_S for uid in table.away if uid in members or uid in pods}
-    there = [uid for uid, until_s in ends.items() if now_s < until_s]
+    until_s = max(at_s, job.returned_s) + KEEPERS_AWAITED_S
+    ends = {uid: until_s for uid in table.away if uid in members or uid in pods}
+    unheard = [uid for uid in table.unheard if uid in pods and uid not in members and uid not in ends]
+    ends |= dict.fromkeys(unheard, until_s)
+    there = [uid for uid in ends if uid in table.away and now_s < until_s]
     # One that has just come may come long after the fault, and its keeper a moment after it.
     for uid in table.mute:
         if uid in members:
             ends[uid] = max(ends.get(uid, 0.0), members[uid].joined_at_s + KEEPERS_AWAITED_S)
-    mute = [uid for uid in table.mute if now_s < ends.get(uid, now_s)]
+    mute = [uid for uid in (*table.mute, *unheard) if now_s < ends.get(uid, now_s)]
     seated = [uid for uid in (*there, *mute) if uid in members and members[uid].ranks]
     # Where ranks are given anew, or the world has another size, any pod may have to read what others have.
     is_kept = world.world_size == job.world.size and isinstance(phase, Interrupted) and phase.job_rung_began is None
     awaited = table.awaited(there, seated if is_kept else (), mute, world.promoted if is_kept else mute)
+    if not awaited and not table.steps and now_s < job.returned_s + KEEPERS_AWAITED_S:
+        # Who came back first has no part of any step: the others may have all of one.
+        awaited = tuple(sorted(uid for uid in unheard if now_s < until_s))
     if not awaited:
         return None
     names = [members[uid].pod if uid in members else pods[uid].pod for uid in awaited]

@@ -9,7 +9,7 @@ from unbroken_core.coordinator.adoption.taking_over import count_inherited, name
 from unbroken_core.coordinator.cluster import observe_cluster
 from unbroken_core.coordinator.consulting import ask
 from unbroken_core.coordinator.contact import is_superseded, lose, start_over
-from unbroken_core.coordinator.copying import repeat_buddies
+from unbroken_core.coordinator.copying import note_return, repeat_buddies
 from unbroken_core.coordinator.ending import finish_message, note_end
 from unbroken_core.coordinator.events import Close, Send
 from unbroken_core.coordinator.faults import inspect, interrupt_message, order_out
@@ -68,6 +68,8 @@ def join(job: JobState, session: str, hello: Hello, can_halt: bool, now_s: float
     job.previous = note_back(job, hello.pod_uid, now_s)
     if known is not None and known.session is not None and known.session != session:
         job.close(known.session)
+    if known is None and hello.plan is not None:
+        note_return(job, now_s)
     member = _new_member(job, session, hello, now_s) if known is None else known
     job.members.connect(member, session, now_s)
     member.node = hello.node or member.node

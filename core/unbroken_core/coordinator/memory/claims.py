@@ -1,8 +1,9 @@
 """Which pod may report copies of whose shards.
 
     assigned   this coordinator has told the pod to keep them, now or before: the report counts
-    claimed    the pod reported them before this coordinator had assigned any, as pods do to a new one: the
-               report counts if the owner is gone, or if another pod says the same; until then it is put off
+    claimed    the pod reported them before this coordinator had assigned any, as pods do to a new one, or when
+               its keeper was first reached, if the pod was there before this coordinator: the report counts if
+               the owner is gone, or if another pod says the same; until then it is put off
     else       refused, and counted, but for shards of an owner that is gone and of which somebody else has said the
                same: the pod may have been away when copies were assigned anew
 
@@ -32,10 +33,10 @@ class CopyClaims(Generic[Payload]):
         self._is_settled = False
         """Whether copies were ever assigned: what is claimed after that was never asked for."""
 
-    def begin(self, uid: str, owners: Iterable[str]) -> None:
-        """Note that a pod reports copies of these owners anew."""
+    def begin(self, uid: str, owners: Iterable[str], is_back: bool = False) -> None:
+        """Note that a pod reports copies of these owners anew; `is_back`: and was away when others first did."""
         self._reports.pop(uid, None)
-        if not self._is_settled:
+        if is_back or not self._is_settled:
             claimed = self._claimed.setdefault(uid, {})
             for owner in owners:
                 if len(claimed) < MAX_OWNERS:

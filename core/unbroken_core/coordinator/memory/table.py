@@ -119,6 +119,9 @@ class Checkpoints:
         """What pods had whose keeper was reached and is not now, by uid: an agent that starts again has a new one."""
         self.mute: set[str] = set()
         """Pods that tell what they have, and whose keepers are not reached: they may have more than that."""
+        self.unheard: set[str] = set()
+        """Pods that were there before this coordinator, and whose keepers it has never reached: they may have anything.
+        """
         self._awaited: tuple[object, tuple[str, ...]] = (None, ())
         """What `awaited` said last, and of what."""
 
@@ -193,6 +196,10 @@ class Checkpoints:
         """Note which timelines have ended, as more than half of the pods say; to be asked again once pods were lost."""
         for _floor in self.loads.agree(loads, self._pods_of):
             self._drop_void()
+
+    def await_first(self, uids: Iterable[str]) -> None:
+        """Note which pods are there while the coordinator begins."""
+        self.unheard = {uid for uid in uids if not self.is_reached(uid)}
 
     def forget_pods(self) -> None:
         """Take out all pods, which will report anew; what is void stays so."""
@@ -346,7 +353,7 @@ class Checkpoints:
         """Return those without whose keepers a step cannot be read that is newer than all that can.
 
         `there`: those of `away` that may come back; `seated`: those that will read what they have saved themselves;
-        `mute`: those of `mute` that may be reached soon; `takers`: those that will read what others have.
+        `mute`: those of `mute` and `unheard` that may be reached soon; `takers`: those that will read what others have.
         """
         back, quiet = frozenset(there), frozenset(mute)
         basis = (self.version, back, frozenset(seated), quiet, frozenset(takers))
@@ -445,6 +452,8 @@ class Checkpoints:
         problems = () if peer is None else held.problems[:MAX_COPIES]
         place = _Place(reporter.name, held.arena, peer, problems=problems, pinned=held.pinned[:MAX_PINNED])
         self._replace(reporter, place, reporter.uid, holdings, held.copies if peer is not None else ())
+        if peer is not None:
+            self.unheard.discard(reporter.uid)
         if self.claims.is_put_off(reporter.uid):
             self.claims.remember(reporter.uid, (reporter, held))
 
@@ -509,7 +518,7 @@ class Checkpoints:
     def _believe_copies(self, reporter: ReportingPod, place: _Place, copies: Sequence[Copy]) -> None:
         """Put the copies that can be into a pod's place, and count the rest."""
         uid = reporter.uid
-        self.claims.begin(uid, [copy.owner for copy in copies[:MAX_COPIES_TOLD]])
+        self.claims.begin(uid, [copy.owner for copy in copies[:MAX_COPIES_TOLD]], is_back=uid in self.unheard)
         self.num_refused += sum(len(copy.shards) for copy in copies[MAX_COPIES_TOLD:])
         told = [(one.owner, self.loads.is_void(one.iteration, one.term, one.step)) for one in copies[:MAX_COPIES_TOLD]]
         place.void = frozenset(owner for owner, _is_void in told) - {owner for owner, is_over in told if not is_over}

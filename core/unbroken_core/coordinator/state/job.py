@@ -12,6 +12,7 @@
 Deciders read it and return a Decision, which the resolver carries out (resolver.py).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -185,6 +186,8 @@ class JobState:
         """Pods that alone have failed again and again, by uid, and what they have said: the last choice for ranks."""
         self.checkpoints = Checkpoints()
         """Checkpoints in memory, as agents tell them."""
+        self.returned_s = -math.inf
+        """When a pod joined that had been in the job before: the first of those that came together."""
         self.recall = Recall()
         self.copying = CopyRings()
         """Who keeps whose copies of them."""

@@ -77,15 +77,18 @@ class CopyBench(Bench):
 
     def save(self, iteration: int, step: int, told: dict[str, Buddies], *pods: str) -> None:
         """All ranks save a step, and those that shall keep its copies have them."""
-        ranks = {pod.uid: pod.ranks for pod in self.status().pods}
+        ranks, size = (
+            {pod.uid: pod.ranks for pod in self.status().pods},
+            self.settings.replicas * self.settings.ranks_per_pod,
+        )
 
         def shards(uid: str) -> tuple[tuple[int, str, str], ...]:
             return tuple((rank, "1a", f"{step:x}{rank:x}") for rank in ranks[uid])
 
         for pod in pods:
             uid = f"uid-{pod}"
-            own = Holding(uid, 1, iteration, step, 4, shards(uid))
-            copies = tuple(Copy(one, 1, iteration, step, 4, shards(one)) for one in told[pod].owners)
+            own = Holding(uid, 1, iteration, step, size, shards(uid))
+            copies = tuple(Copy(one, 1, iteration, step, size, shards(one)) for one in told[pod].owners)
             self.tell(pod, replace(self.held[pod], holdings=(own,) if ranks[uid] else (), copies=copies))
 
 

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
 from tests.unit.unbroken_core.coordinator.memory.test_buddies_told import PODS, RACKS, SETTINGS, CopyBench
 from tests.unit.unbroken_core.coordinator.memory.test_known_copies import Told, copy, key, own
 
+from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.copying import KEEPERS_AWAITED_S
 from unbroken_core.coordinator.events import Action, AgentDisconnected, Observed, Send
 from unbroken_core.coordinator.memory.table import Checkpoints, ReportingPod
@@ -164,6 +166,99 @@ def test_where_all_processes_start_again_all_keepers_are_waited_for() -> None:
     assert restored(actions + bench.tick(6.0)) is None, bench.status().message
     assert bench.status().message.startswith(f"waits for the keeper of {PODS[1]}")
     assert restored(bench.tell(PODS[1], whole) + bench.tick(0.1)) == {10}
+
+
+class CutOff:
+    """Step 10 is protected; all pods but a spare are cut off, and a new coordinator is without them for long."""
+
+    def __init__(self, num_spares: int = 1) -> None:
+        self.bench = bench = CopyBench(replace(SETTINGS, replicas=len(PODS) - num_spares, spares=num_spares))
+        told = bench.run_job(*PODS)
+        bench.save(0, 10, told, *PODS)
+        bench.settle()
+        self.spare = PODS[4]
+        self.plans = {uid.removeprefix("uid-"): one.plan for uid, one in bench.coordinator._job.members.by_uid.items()}
+        bench.coordinator, bench.sessions = Coordinator(bench.settings, bench.now_s), {}
+        self.observe(*PODS)
+        self.back(self.spare)
+        bench.live(180.0)
+
+    def observe(self, *pods: str) -> list[Action]:
+        seen = {f"uid-{pod}": PodObservation(pod, f"node-{pod}", (RACKS[pod],)) for pod in pods}
+        return self.bench.step(Observed(Observation(seen, is_accounted=True)))
+
+    def back(self, *pods: str) -> list[Action]:
+        actions = list[Action]()
+        for pod in pods:
+            self.bench.states[pod] = self.bench.workers_of(pod, READY, 0)
+            actions += self.bench.join(pod, plan=self.plans[pod], term=1)
+        return actions
+
+
+FIRST_BACK = [
+    pytest.param(1, 0, id="one with a part of the step"),
+    pytest.param(2, 3, id="one that has nothing"),
+]
+"""How many spares there are, and which pod comes back first."""
+
+
+@pytest.mark.parametrize(("num_spares", "first"), FIRST_BACK)
+def test_pods_that_were_cut_off_together_are_waited_for_once_the_first_is_back(num_spares: int, first: int) -> None:
+    """Seen in the simulation: a tenth of a second before the others a world was possible, and all began anew."""
+    job, others = CutOff(num_spares), [pod for pod in PODS[:4] if pod != PODS[first]]
+    assert restored(job.back(PODS[first]) + job.bench.tick(KEEPERS_AWAITED_S - 0.5)) is None
+    assert job.bench.status().message.startswith(f"waits for {', '.join(others)} to be heard again")
+    assert restored(job.back(*others) + job.bench.tick(0.1)) == {10}
+
+
+@pytest.mark.parametrize(("num_spares", "first"), FIRST_BACK)
+def test_pods_that_stay_cut_off_are_waited_for_no_longer_than_that(num_spares: int, first: int) -> None:
+    job = CutOff(num_spares)
+    assert restored(job.back(PODS[first]) + job.bench.tick(KEEPERS_AWAITED_S - 0.1)) is None
+    assert restored(job.bench.tick(0.2)) == set()
+
+
+def test_a_pod_that_comes_back_again_and_again_makes_the_wait_no_longer() -> None:
+    job = CutOff()
+    job.back(PODS[0])
+    for _turn in range(3):
+        assert restored(job.bench.tick(KEEPERS_AWAITED_S / 4)) is None
+        job.observe(*PODS[1:])
+        job.bench.sessions.pop(PODS[0])
+        job.observe(*PODS)
+        assert restored(job.back(PODS[0])) is None
+    assert restored(job.bench.tick(KEEPERS_AWAITED_S / 4 + 0.1)) == set()
+
+
+def test_pods_that_are_no_more_are_not_waited_for_when_others_are_back() -> None:
+    job = CutOff()
+    job.observe(PODS[0], job.spare)
+    assert restored(job.back(PODS[0]) + job.bench.tick(0.1)) == set()
+
+
+def test_pods_that_came_after_the_coordinator_have_nothing_that_is_waited_for() -> None:
+    """A new pod starts for each lost one: that no step is left is no reason to wait for it."""
+    job = CutOff()
+    new = {f"uid-new-{number}": PodObservation(f"digits-{number}", "node", ()) for number in (5, 6, 7)}
+    seen = {f"uid-{pod}": PodObservation(pod, f"node-{pod}", (RACKS[pod],)) for pod in (PODS[0], job.spare)}
+    job.bench.step(Observed(Observation(seen | new, is_accounted=True)))
+    assert restored(job.back(PODS[0]) + job.bench.tick(0.1)) == set()
+
+
+def test_a_pod_that_was_cut_off_while_copies_were_assigned_is_believed_what_it_has_of_the_dead() -> None:
+    """Once, as at the beginning: it could say nothing when the others did."""
+    told = Told(is_assigned=False)
+    told.table.unheard = {"a"}
+    told.table.assign({}, {})
+    told.lose("b")
+    told.tell("a", port=0)
+    told.tell("a", own("a", 10), copy("b", 10))
+    assert told.table.num_refused == 0
+    assert list(told.table.steps[key(10)].holders) == [0, 1]
+    told.lose("c")
+    told.tell("a", own("a", 10), (*copy("b", 10), *copy("c", 10)))
+    assert told.table.num_refused == 1, "no new claims afterwards"
+    assert told.table.unheard == set()
 
 
 def test_a_coordinator_that_has_just_begun_waits_for_who_may_keep_what_nobody_has_told_of() -> None:
