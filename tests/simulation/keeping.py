@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.invariants import Violation
 
+from unbroken_core.coordinator.copying import KEEPERS_AWAITED_S
 from unbroken_core.coordinator.memory.table import StepKey
 from unbroken_core.protocol.messages import Buddies, Plan
 from unbroken_core.vocabulary.checkpoints import MAX_LOADS, Candidate, Copy, Held, Holding, Load, LoadSource, Restore
@@ -230,7 +231,11 @@ class Memory:
         (key, places), job = self.promise, coordinator._job
         living = {pod.uid for pod in self.world.pods.values() if pod.is_alive}
         # One that has just ended may still count as cut off.
-        lost = set().union(*places.values()) - (job.members.by_uid.keys() & living)
+        holders, heard = set().union(*places.values()), job.members.by_uid.keys() & living
+        if any(job.members.by_uid[uid].joined_at_s > self.world.now_s - KEEPERS_AWAITED_S for uid in holders & heard):
+            # The first of those that were cut off is back; others that can be reached are waited for.
+            heard |= {pod.uid for pod in self.world.pods.values() if pod.is_agent_up and pod.is_reachable} & living
+        lost = holders - heard
         if len(lost) > job.settings.copies or key in given_up or job.checkpoints.is_void(key):
             return
         for rank, uids in places.items():

@@ -273,6 +273,11 @@ class Pod:
         """Whether anything of the rendezvous arrives."""
         return not self.is_muted and self.one_way != "down"
 
+    @property
+    def is_reachable(self) -> bool:
+        """Whether all goes through, both ways."""
+        return not self.is_muted and not self.one_way
+
     def cut_off(self, how: str) -> None:
         """Lose all that goes "up", "down", or "both" ways, and notice it some time later by a ping without answer."""
         self.is_muted, self.one_way = how == "both", "" if how == "both" else how

@@ -36,6 +36,8 @@ class Result:
     """Pods that were named by such tests."""
     num_left_out: int = 0
     """Plans that leave out a pod that fails each time."""
+    num_kept_promises: int = 0
+    """Plans that restore a step that was called protected, though pods that had parts of it are lost."""
 
 
 def run_seed(seed: int) -> Result:
@@ -61,4 +63,5 @@ def _result(world: World, seed: int, outcome: str, failure: str) -> Result:
     counts: tuple[int, ...] = (world.num_faults, ledger.num_recoveries, ledger.num_common, ledger.num_growths)
     counts += (ledger.num_named, ledger.num_unnamed, world.memory.num_restored, world.memory.num_chosen_again)
     counts += (world.pairing.num_orders, world.pairing.num_named, world.failing.num_left_out)
+    counts += (world.memory.num_kept_promises,)
     return Result(seed, outcome, failure, world.story, *counts)

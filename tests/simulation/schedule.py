@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 FAILING_PODS = 4_000_000
 """From this seed on one pod of each job fails each time that it trains. Earlier ones tell what they told before."""
 
+CUT_OFF_PODS = 50_000_000
+"""From this seed on each job keeps copies, and all its pods with ranks are cut off together; they come back one by one,
+but for as many as there are copies, most often to another rendezvous."""
+
 
 @dataclass(frozen=True)
 class FaultPlan:
@@ -137,7 +141,7 @@ def make_schedule(seed: int) -> Schedule:
         work_s = max(work_s, watched.choice([0.0, 400.0]))
     if seed >= FAILING_PODS:
         faults.append(_failing_pod(random.Random(f"failing {seed}")))
-    return Schedule(
+    schedule = Schedule(
         seed=seed,
         settings=settings,
         faults=tuple(faults),
@@ -164,6 +168,20 @@ def make_schedule(seed: int) -> Schedule:
         patience_s=3 * (timeouts.startup_s + timeouts.barrier_s + queue_s),
         limit_s=20_000.0,
     )
+    return _cutting_off(schedule) if seed >= CUT_OFF_PODS else schedule
+
+
+def _cutting_off(schedule: Schedule) -> Schedule:
+    """Let a job keep copies, and all its pods with ranks be cut off together."""
+    rng = random.Random(f"cut off {schedule.seed}")
+    copies = rng.choice([1, 1, 2])
+    # The pods that are left are one too few, so that the first to come back makes a world possible.
+    spares = rng.randint(1, 2)
+    layers = tuple(replace(layer, max_ranks=None) for layer in schedule.settings.layers)
+    settings = replace(schedule.settings, layers=layers, max_ranks=None, copies=copies)
+    settings = replace(settings, replicas=rng.randint(3, 5), min_replicas=spares + 1, spares=spares)
+    faults = (*(schedule.faults if rng.random() < 0.3 else ()), *_cut_off(rng, copies))
+    return replace(schedule, memory="copies", settings=settings, queue_s=0.0, faults=faults, work_s=400.0)
 
 
 def _settings(rng: random.Random) -> JobSettings:
@@ -264,6 +282,35 @@ def _isolation(rng: random.Random, at_s: float) -> FaultPlan:
         world.after(lasts_s, mend, f"all are reachable again after {lasts_s:g} s")
 
     return FaultPlan(at_s, f"** isolation, {how}", strike)
+
+
+def _cut_off(rng: random.Random, copies: int) -> list[FaultPlan]:
+    """Cut all pods with ranks off, and let some of them be lost meanwhile; the others come back one by one."""
+    at_s, lasts_s, num_lost = rng.uniform(10.0, 60.0), rng.choice([5.0, 150.0, 200.0, 300.0]), rng.randint(0, copies)
+    later_s = [rng.choice([0.0, 0.5, 4.0]) * rng.random() for _number in range(9)]
+    lost_after_s = [rng.random() * lasts_s for _number in range(num_lost)]
+    is_silent = rng.random() < 0.5
+
+    def strike(world: World) -> None:
+        pods = [
+            pod
+            for pod in world.pods.values()
+            if pod.is_alive and any(worker.rank is not None for worker in pod.workers)
+        ]
+        rng.shuffle(pods)
+        for pod in pods:
+            world.guilty_pods.add(pod.uid)
+            pod.cut_off("both")
+        for pod, after_s in zip(pods, lost_after_s, strict=False):
+            world.after(after_s, partial(pod.die, is_silent=is_silent), f"{pod.name} is lost")
+        for pod, after_s in zip(pods[num_lost:], later_s, strict=False):
+            world.after(lasts_s + after_s, pod.mend, f"{pod.name} is reachable again")
+
+    plans = [FaultPlan(at_s, "** cut off together", strike)]
+    if rng.random() < 0.8:
+        crash_s = at_s + lasts_s * rng.choice([rng.random(), 1.0]) + rng.choice([-1.0, 0.0, 1.0]) * rng.random()
+        plans.append(FaultPlan(crash_s, "** crash", lambda world: _crash(world, 0, rng.random())))
+    return plans
 
 
 def _cordon(rng: random.Random, at_s: float) -> FaultPlan:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 from tests.simulation.runner import Result, run_seed
-from tests.simulation.schedule import FAILING_PODS, make_schedule
+from tests.simulation.schedule import CUT_OFF_PODS, FAILING_PODS, make_schedule
 
 USUAL_SCHEDULES = 500
 LEAST_FAULTS = 3_750
@@ -100,6 +100,11 @@ def test_a_pod_that_fails_each_time_loses_its_ranks_to_others_amid_all_other_fau
     results = check(range(first, first + SEEDS_PER_TEST))
     # Else it would show nothing.
     assert sum(result.num_left_out for result in results) > 0
+
+
+def test_pods_that_are_cut_off_together_bring_back_what_was_protected() -> None:
+    results = check(range(CUT_OFF_PODS, CUT_OFF_PODS + 50))
+    assert sum(result.num_kept_promises for result in results) > 0, "else it would show nothing"
 
 
 def test_the_usual_schedules_hold_as_many_faults_as_they_should() -> None:
