@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,9 @@ from unbroken_core.vocabulary.checkpoints import (
 )
 from unbroken_core.vocabulary.errors import WireError
 
+Shard = tuple[int, str, str]
+"""As in Holding."""
+
 logger = logging.getLogger(__name__)
 
 _LOADS = "loads"
@@ -47,7 +51,7 @@ def arena_name(root: Path) -> str:
     return hashlib.sha256(f"{boot}:{place}".encode()).hexdigest()[:32]
 
 
-def shard_of(head: Head, data: str) -> tuple[int, str, str]:
+def shard_of(head: Head, data: str) -> Shard:
     """Return what is told of one shard."""
     return head.rank, head.layout_digest.hex(), data
 
@@ -133,7 +137,7 @@ class Telling:
         """Return all that can be read here: in this pod's memory, and in that of pods that have ended."""
         # Before anything is looked at: what is found of these stays.
         pinned = self._pinned
-        by_moment: defaultdict[tuple[Path, int, int, int, int], list[tuple[int, str, str]]] = defaultdict(list)
+        by_moment: defaultdict[tuple[Path, int, int, int, int], list[Shard]] = defaultdict(list)
         is_left: dict[Path, bool] = {self._arena.folder: True}
         copies = []
         for sealed in self._arena.sealed():
@@ -149,7 +153,7 @@ class Telling:
                 by_moment[key].append(shard_of(head, data))
         # A pod of an earlier start may have left two copies of a rank's shard; one is enough.
         holdings = [
-            Holding(folder.name, term, iteration, step, world_size, tuple({one[0]: one for one in shards}.values()))
+            Holding(folder.name, term, iteration, step, world_size, _cut({one[0]: one for one in shards}))
             for (folder, term, iteration, step, world_size), shards in by_moment.items()
         ]
         held = Held(self._name, tuple(holdings[:_MAX_HOLDINGS]), self._loads)
@@ -159,7 +163,7 @@ class Telling:
     def _copied(self, copies: list[SealedSlot]) -> tuple[Copy, ...]:
         """Return what is kept for other pods, the newest steps of each first."""
         owners = owners_of(self._arena)
-        found: defaultdict[str, defaultdict[tuple[int, int, int, int], dict[int, tuple[int, str, str]]]]
+        found: defaultdict[str, defaultdict[tuple[int, int, int, int], dict[int, Shard]]]
         found = defaultdict(lambda: defaultdict(dict))
         for sealed in copies:
             owner, data = owners.get(sealed.path.name.partition("-")[0]), self._digest(sealed)
@@ -168,7 +172,7 @@ class Telling:
                 key = (moment.iteration, moment.term, moment.step, sealed.head.world_size)
                 found[owner][key][sealed.head.rank] = shard_of(sealed.head, data)
         newest = [
-            Copy(owner, term, iteration, step, world_size, tuple(steps[iteration, term, step, world_size].values()))
+            Copy(owner, term, iteration, step, world_size, _cut(steps[iteration, term, step, world_size]))
             for owner, steps in sorted(found.items())
             for iteration, term, step, world_size in sorted(steps, reverse=True)
         ]
@@ -216,6 +220,11 @@ class Telling:
             part.replace(path)
         except OSError as error:
             logger.warning("what was loaded is not kept: file=%s error=%s", path, error)
+
+
+def _cut(shards: Mapping[int, Shard]) -> tuple[Shard, ...]:
+    """Return no more shards than a pod has ranks: a trainer may write anything into the heads of its slots."""
+    return tuple(shards.values())[:MAX_RANKS_PER_POD]
 
 
 def _is_left(folder: Path) -> bool:

@@ -1,0 +1,40 @@
+"""What a keeper tells of its slots stays within what an agent and a rendezvous take, whatever a trainer wrote there."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from unbroken.keeper.arena import COPIES, Arena, SealedSlot
+from unbroken.keeper.copies import owners_of
+from unbroken.keeper.telling import Telling
+from unbroken_core.pod.memory_slots import EMPTY, Moment
+from unbroken_core.protocol import wire
+from unbroken_core.protocol.settings import MAX_RANKS_PER_POD
+from unbroken_core.vocabulary.checkpoints import Held
+
+
+class ForgedSlots:
+    """Each slot that a pod may have says another rank of one step."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def reached(self, path: Path) -> Path:
+        return path
+
+    def sealed(self) -> list[SealedSlot]:
+        heads = [replace(EMPTY, moment=Moment(1, 0, 10), rank=rank, world_size=1000) for rank in range(200)]
+        own = [SealedSlot(self.folder / f"{head.rank}.slot", head) for head in heads]
+        return own + [SealedSlot(self.folder / COPIES / f"mark-{head.rank}-0.slot", head) for head in heads]
+
+
+def test_slots_that_say_more_ranks_than_a_pod_has_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one trainer would make the reports of its own pod, and of those that keep its copies, be refused."""
+    monkeypatch.setattr(f"{Telling.__module__}.{owners_of.__name__}", lambda _arena: {"mark": "uid-1"})
+    monkeypatch.setattr(Telling, "_digest", lambda _self, _sealed: "ab")
+    held = Telling(cast(Arena, ForgedSlots(tmp_path)), tmp_path).held()
+    assert wire.decode(wire.encode(held), Held) == held
+    assert [len(holding.shards) for holding in held.holdings] == [MAX_RANKS_PER_POD]
+    assert [(copy.owner, len(copy.shards)) for copy in held.copies] == [("uid-1", MAX_RANKS_PER_POD)]
