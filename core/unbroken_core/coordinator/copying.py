@@ -6,6 +6,7 @@ pods with a keeper that is reached ──> rings, as few new ones as can be ─�
 """
 
 import math
+from collections.abc import Sequence
 
 from unbroken_core.coordinator.decisions import Consultable, Wait
 from unbroken_core.coordinator.memory.rings import Wish, arrange
@@ -108,11 +109,14 @@ def await_keepers(job: JobState, phase: Consultable, world: World, now_s: float)
     table, members, pods = job.checkpoints, job.members.by_uid, job.cluster.pods
     if not job.settings.copies or not (table.away or table.mute or table.unheard):
         return None
+    unheard = [uid for uid in table.unheard if uid in pods and uid not in members and uid not in table.away]
+    if not table.steps:
+        # Who came back first has no part of any: the others may have all of one.
+        until_s = job.returned_s + KEEPERS_AWAITED_S
+        return _wait_for(job, phase, sorted(unheard), until_s) if unheard and now_s < until_s else None
     at_s = phase.since_s if isinstance(phase, Forming) else phase.at_s
     until_s = max(at_s, job.returned_s) + KEEPERS_AWAITED_S
-    ends = {uid: until_s for uid in table.away if uid in members or uid in pods}
-    unheard = [uid for uid in table.unheard if uid in pods and uid not in members and uid not in ends]
-    ends |= dict.fromkeys(unheard, until_s)
+    ends = {uid: until_s for uid in (*table.away, *unheard) if uid in members or uid in pods}
     there = [uid for uid in ends if uid in table.away and now_s < until_s]
     # One that has just come may come long after the fault, and its keeper a moment after it.
     for uid in table.mute:
@@ -123,17 +127,18 @@ def await_keepers(job: JobState, phase: Consultable, world: World, now_s: float)
     # Where ranks are given anew, or the world has another size, any pod may have to read what others have.
     is_kept = world.world_size == job.world.size and isinstance(phase, Interrupted) and phase.job_rung_began is None
     awaited = table.awaited(there, seated if is_kept else (), mute, world.promoted if is_kept else mute)
-    if not awaited and not table.steps and now_s < job.returned_s + KEEPERS_AWAITED_S:
-        # Who came back first has no part of any step: the others may have all of one.
-        awaited = tuple(sorted(uid for uid in unheard if now_s < until_s))
-    if not awaited:
-        return None
+    return _wait_for(job, phase, awaited, min(ends[uid] for uid in awaited)) if awaited else None
+
+
+def _wait_for(job: JobState, phase: Consultable, awaited: Sequence[str], until_s: float) -> Wait:
+    members, pods = job.members.by_uid, job.cluster.pods
     names = [members[uid].pod if uid in members else pods[uid].pod for uid in awaited]
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    until_s = min(ends[uid] for uid in awaited)
     who = f"{', '.join(names[:_MAX_NAMES])}{more}"
-    if table.mute.issuperset(awaited):
+    if job.checkpoints.mute.issuperset(awaited):
         what = f"waits for the keeper of {who}, without which the newest checkpoint in memory cannot be restored"
+    elif not job.checkpoints.unheard.isdisjoint(awaited):
+        what = f"waits for {who} to be heard again, since the newest checkpoint in memory may lie there"
     else:
         what = f"waits for {who} to be heard again, where alone the newest checkpoint in memory can be read whole"
     reason = Reason.WAITING_FOR_WORKERS if isinstance(phase, Forming) else Reason.RECOVERING

@@ -207,7 +207,7 @@ def test_pods_that_were_cut_off_together_are_waited_for_once_the_first_is_back(n
     """Seen in the simulation: a tenth of a second before the others a world was possible, and all began anew."""
     job, others = CutOff(num_spares), [pod for pod in PODS[:4] if pod != PODS[first]]
     assert restored(job.back(PODS[first]) + job.bench.tick(KEEPERS_AWAITED_S - 0.5)) is None
-    assert job.bench.status().message.startswith(f"waits for {', '.join(others)} to be heard again")
+    assert job.bench.status().message.startswith(f"waits for {', '.join(others)} to be heard again, since")
     assert restored(job.back(*others) + job.bench.tick(0.1)) == {10}
 
 
