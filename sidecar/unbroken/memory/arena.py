@@ -333,6 +333,13 @@ def checked_step(step: object) -> int:
     return step
 
 
+def checked_timeout(seconds: object) -> float:
+    """Return it. Raises ValueError for what is no time to wait."""
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= threading.TIMEOUT_MAX:
+        raise ValueError(f"timeout_s: want seconds, at least 0 and at most {threading.TIMEOUT_MAX:g}, got {seconds!r}")
+    return seconds
+
+
 _arena: WorkerSlots | None = None
 _owner = 0
 

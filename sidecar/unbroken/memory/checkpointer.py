@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim import Optimizer
 
 from unbroken.memory.agreement import all_true
-from unbroken.memory.arena import Saved, Skipped, WorkerSlots, arena_of, checked_step
+from unbroken.memory.arena import Saved, Skipped, WorkerSlots, arena_of, checked_step, checked_timeout
 from unbroken.memory.background.epochs import read_mark
 from unbroken.memory.background.handover import DiskSettings, Handover
 from unbroken.memory.disk import DcpFolder, Disk, common_steps, in_short
@@ -153,11 +153,12 @@ class Checkpointer:
         Without `disk_every` nothing is ever due: then a state is not written, which the log says, and this returns
         False. An exception at the end of a training would only repeat its last steps.
 
-        Raises ValueError for a step below 0, or a state without a step; TypeError for what could not be loaded again,
-        once all ranks have ended their wait.
+        Raises ValueError for a step below 0, a state without a step, or no time to wait; TypeError for what could not
+        be loaded again, once all ranks have ended their wait.
         """
+        limit_s = checked_timeout(timeout_s)
         with standstill.measured():
-            return self._flush(state, step, timeout_s)
+            return self._flush(state, step, limit_s)
 
     def _flush(self, state: MutableMapping[str, Any] | None, step: int | None, timeout_s: float) -> bool:
         if state is None and step is None:

@@ -1,6 +1,7 @@
 """`flush` with a state: it is on the disk when the call returns, or all ranks say why not. No rank is left waiting."""
 
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -282,6 +283,15 @@ def test_without_a_load_or_memory_it_says_so(
 def test_half_a_demand_is_refused_before_any_rank_waits(world: World, arguments: Any, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         world.checkpointer.flush(*arguments)
+    assert world.num_met == 0
+
+
+@pytest.mark.parametrize("seconds", ["10", None, True, -1.0, math.nan, math.inf])
+def test_no_time_to_wait_is_refused_before_any_rank_waits(world: World, seconds: Any) -> None:
+    with pytest.raises(ValueError, match=rf"timeout_s: want seconds, at least 0 and at most .*, got {seconds!r}"):
+        world.checkpointer.flush(STATE, 7, timeout_s=seconds)
+    with pytest.raises(ValueError, match="timeout_s: want seconds"):
+        world.checkpointer.flush(timeout_s=seconds)
     assert world.num_met == 0
 
 
