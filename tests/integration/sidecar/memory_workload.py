@@ -5,9 +5,10 @@
 WHAT is `raise`, `kill` (this process), `kill-pod` (its launcher), `kill-agent`, `kill-keeper`, `stop-keeper`, or a
 point of the next save at which this process is killed: `begun`, `copied`, `half-sealed`, `sealed`; or of the load of
 that iteration (any STEP): `found`, `verified`, `half-read`, `read`; `corrupt` flips a bit of what was saved last and
-raises; `hold` says so in FOLDER/held, and waits in that step to be killed. `kill-rendezvous`, also behind a point and
-an `@`, as in `sealed@kill-rendezvous`, kills the rendezvous there, and this rank goes on without it. A STEP behind the
-last one is where all that is left is to wait for the disk.
+raises; `hold` says so in FOLDER/held, and waits in that step to be killed; `stop-writer` stops the process that writes
+this rank's parts to the disk, and says which one in FOLDER/stopped. `kill-rendezvous`, also behind a point and an `@`,
+as in `sealed@kill-rendezvous`, kills the rendezvous there, and this rank goes on without it. A STEP behind the last one
+is where all that is left is to wait for the disk.
 Each rank writes a line a step to FOLDER/losses: "ITERATION RANK STEP LOSS", the loss as bits; and "restored ITERATION
 RANK STEP" to FOLDER/restored. With TEST_STATE=1 the first rank writes "ITERATION SAVED-OR-LOADED STEP DIGEST" of the
 whole state to FOLDER/states. With TEST_INSIST=1 a save that is skipped is tried again. After step TEST_FLUSH_AT, as at
@@ -132,7 +133,7 @@ def break_if_due(iteration: int, step: int, before: str = "") -> None:
         if what == "kill-pod":
             os.kill(launcher_pid(), signal.SIGKILL)
             signal.pause()
-        if what in ("kill-agent", "kill-keeper", "kill-rendezvous", "stop-keeper"):
+        if what in ("kill-agent", "kill-keeper", "kill-rendezvous", "stop-keeper", "stop-writer"):
             break_part(*what.split("-"))
         if what == "hold":
             note("held", iteration, dist.get_rank(), os.environ["UNBROKEN_POD"])
@@ -170,6 +171,11 @@ def break_part(how: str, part: str) -> None:
     """
     if part == "rendezvous":
         kill_rendezvous()
+        return
+    if part == "writer":
+        (writer,) = (one for one in psutil.Process().children() if "unbroken.memory.background" in one.cmdline())
+        writer.suspend()
+        note("stopped", writer.pid)
         return
     module = f"unbroken.{part}"
     victim = part_of_pod(module)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tests.integration.sidecar.conftest import RunningJob
 from tests.integration.sidecar.memory_runs import WORKLOAD, Calm, losses, restored
@@ -138,3 +139,25 @@ def test_all_pods_lost_at_once_mean_the_disk_and_no_loss_differs(
     assert restored(folder) == {0: {"None"}, 1: {"4"}}
     assert losses(folder) == wanted
     assert states(folder, "loaded") == {(1, 4): states(folder, "saved")[0, 4]}
+
+
+def test_a_step_that_a_new_pod_has_from_others_is_not_on_the_disk_and_the_next_save_is(
+    start_job: Callable[..., Any], calm: Calm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod is lost before its part of step 4 is written: a step of which a part is missing is none."""
+    wanted = calm("fsdp2")
+    monkeypatch.setenv("TEST_DISK", str(tmp_path / "disk"))
+    monkeypatch.setenv("TEST_DISK_EVERY", "4")
+    # The first save after it; the run fails where it is not on the disk.
+    monkeypatch.setenv("TEST_FLUSH_AT", "6")
+    folder = tmp_path / "broken"
+    shape = ("--pods", "2", "--ranks-per-pod", "2", "--spares", "1")
+    job = start(start_job, folder, shape, "stop-writer:0:2:3", "hold:0:2:5")
+    lose_pod(job, folder, 0, 4)
+    # It outlives its worker, to end what it writes.
+    psutil.Process(int((folder / "stopped").read_text())).kill()
+    complete(job)
+    assert restored(folder) == {0: {"None"}, 1: {"4"}}
+    assert losses(folder) == wanted
+    assert steps_on_disk(tmp_path / "disk") == [8, 6]
+    assert "step 4: not all ranks have their own parts of it in memory; a later save is" in job.text()
