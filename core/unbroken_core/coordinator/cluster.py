@@ -14,7 +14,7 @@ def observe_cluster(job: JobState, observation: Observation, now_s: float) -> bo
     )
     known = job.cluster
     if known.num_running is None:
-        job.checkpoints.await_first(pods)
+        job.checkpoints.await_first(uid for uid, pod in pods.items() if not pod.is_waiting)
     if seen != known:
         job.cluster = seen
     run_pod_clock(job, now_s)

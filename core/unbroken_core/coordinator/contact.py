@@ -81,7 +81,7 @@ def start_over(job: JobState, why: str, now_s: float) -> None:
     heard_s = max((member.heard_at_s for member in job.members.by_uid.values()), default=now_s)
     job.progress.lose_touch(now_s, heard_s)
     job.checkpoints.forget_pods()
-    job.checkpoints.await_first(job.cluster.pods)
+    job.checkpoints.await_first(uid for uid, pod in job.cluster.pods.items() if not pod.is_waiting)
     job.copying.told.clear()
     known = job.health
     job.health = HealthTable(

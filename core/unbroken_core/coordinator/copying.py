@@ -109,14 +109,16 @@ def await_keepers(job: JobState, phase: Consultable, world: World, now_s: float)
     table, members, pods = job.checkpoints, job.members.by_uid, job.cluster.pods
     if not job.settings.copies or not (table.away or table.mute or table.unheard):
         return None
-    unheard = [uid for uid in table.unheard if uid in pods and uid not in members and uid not in table.away]
+    missing = {*table.away, *table.unheard} - members.keys()
+    missing = {uid for uid in missing if uid in pods and not pods[uid].is_ended}
+    unheard = missing.difference(table.away)
     if not table.steps:
         # Who came back first has no part of any: the others may have all of one.
         until_s = job.returned_s + KEEPERS_AWAITED_S
         return _wait_for(job, phase, sorted(unheard), until_s) if unheard and now_s < until_s else None
     at_s = phase.since_s if isinstance(phase, Forming) else phase.at_s
     until_s = max(at_s, job.returned_s) + KEEPERS_AWAITED_S
-    ends = {uid: until_s for uid in (*table.away, *unheard) if uid in members or uid in pods}
+    ends = {uid: until_s for uid in (*table.away, *unheard) if uid in members or uid in missing}
     there = [uid for uid in ends if uid in table.away and now_s < until_s]
     # One that has just come may come long after the fault, and its keeper a moment after it.
     for uid in table.mute:

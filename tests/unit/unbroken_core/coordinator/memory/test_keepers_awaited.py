@@ -236,6 +236,23 @@ def test_pods_that_are_no_more_are_not_waited_for_when_others_are_back() -> None
     assert restored(job.back(PODS[0]) + job.bench.tick(0.1)) == set()
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+def test_pods_that_have_not_begun_or_have_ended_are_not_waited_for(is_new: bool) -> None:
+    job = CutOff()
+    seen = {f"uid-{pod}": PodObservation(pod, f"node-{pod}", (RACKS[pod],)) for pod in PODS}
+    seen |= {
+        uid: replace(pod, is_waiting=is_new, is_ended=not is_new) for uid, pod in seen.items() if pod.pod in PODS[1:4]
+    }
+    if is_new:
+        job.bench.coordinator, job.bench.sessions = Coordinator(job.bench.settings, job.bench.now_s), {}
+        job.bench.step(Observed(Observation(seen, is_accounted=True)))
+        job.back(job.spare)
+        job.bench.live(180.0)
+    else:
+        job.bench.step(Observed(Observation(seen, is_accounted=True)))
+    assert restored(job.back(PODS[0]) + job.bench.tick(0.1)) == set()
+
+
 def test_pods_that_came_after_the_coordinator_have_nothing_that_is_waited_for() -> None:
     """A new pod starts for each lost one: that no step is left is no reason to wait for it."""
     job = CutOff()
