@@ -6,12 +6,14 @@ pods with a keeper that is reached ──> rings, as few new ones as can be ─�
 """
 
 import math
+from collections.abc import Sequence
 
 from unbroken_core.coordinator.decisions import Consultable, Wait
 from unbroken_core.coordinator.memory.rings import Wish, arrange
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.phases import Forming, Interrupted, Planned, Running
 from unbroken_core.coordinator.state.places import Member
+from unbroken_core.protocol.messages import PodObservation
 from unbroken_core.protocol.settings import HOST
 from unbroken_core.ranks.buddies import CopyHolder
 from unbroken_core.ranks.worlds import World
@@ -106,12 +108,13 @@ def await_keepers(job: JobState, phase: Consultable, world: World, now_s: float)
     are missing have their time once the first of them is back. `world`: the one that is to be planned.
     """
     table, members, pods = job.checkpoints, job.members.by_uid, job.cluster.pods
+    returned_until_s = job.returned_s + KEEPERS_AWAITED_S
     if not job.settings.copies or not (table.away or table.mute or table.unheard):
         return None
     at_s = phase.since_s if isinstance(phase, Forming) else phase.at_s
-    until_s = max(at_s, job.returned_s) + KEEPERS_AWAITED_S
+    until_s = max(at_s + KEEPERS_AWAITED_S, returned_until_s)
     ends = {uid: until_s for uid in table.away if uid in members or uid in pods}
-    unheard = [uid for uid in table.unheard if uid in pods and uid not in members and uid not in ends]
+    unheard = [uid for uid in table.unheard if uid not in members and uid not in ends and _may_come_back(pods.get(uid))]
     ends |= dict.fromkeys(unheard, until_s)
     there = [uid for uid in ends if uid in table.away and now_s < until_s]
     # One that has just come may come long after the fault, and its keeper a moment after it.
@@ -122,22 +125,37 @@ def await_keepers(job: JobState, phase: Consultable, world: World, now_s: float)
     seated = [uid for uid in (*there, *mute) if uid in members and members[uid].ranks]
     # Where ranks are given anew, or the world has another size, any pod may have to read what others have.
     is_kept = world.world_size == job.world.size and isinstance(phase, Interrupted) and phase.job_rung_began is None
-    awaited = table.awaited(there, seated if is_kept else (), mute, world.promoted if is_kept else mute)
-    if not awaited and not table.steps and now_s < job.returned_s + KEEPERS_AWAITED_S:
+    takers = world.promoted if is_kept else [uid for uid in mute if uid in members]
+    awaited = table.awaited(there, seated if is_kept else (), mute, takers)
+    if not awaited and not table.steps and now_s < returned_until_s:
         # Who came back first has no part of any step: the others may have all of one.
-        awaited = tuple(sorted(uid for uid in unheard if now_s < until_s))
+        ends = dict.fromkeys(unheard, returned_until_s)
+        awaited = tuple(sorted(ends))
     if not awaited:
         return None
+    until_s = min(ends[uid] for uid in awaited)
+    text = f"{_wait_text(job, awaited)}; otherwise goes on without it"
+    reason = Reason.WAITING_FOR_WORKERS if isinstance(phase, Forming) else Reason.RECOVERING
+    return Wait(until_s, StatusText(reason, text, until_s), phase)
+
+
+def _wait_text(job: JobState, awaited: Sequence[str]) -> str:
+    table, members, pods = job.checkpoints, job.members.by_uid, job.cluster.pods
     names = [members[uid].pod if uid in members else pods[uid].pod for uid in awaited]
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    until_s = min(ends[uid] for uid in awaited)
     who = f"{', '.join(names[:_MAX_NAMES])}{more}"
     if table.mute.issuperset(awaited):
-        what = f"waits for the keeper of {who}, without which the newest checkpoint in memory cannot be restored"
-    else:
-        what = f"waits for {who} to be heard again, where alone the newest checkpoint in memory can be read whole"
-    reason = Reason.WAITING_FOR_WORKERS if isinstance(phase, Forming) else Reason.RECOVERING
-    return Wait(until_s, StatusText(reason, f"{what}; otherwise goes on without it", until_s), phase)
+        return f"waits for the keeper of {who}, without which the newest checkpoint in memory cannot be restored"
+    if table.away.isdisjoint(awaited):
+        return (
+            f"waits for {who} to be heard again, which may have parts of a checkpoint in memory that no other pod has"
+        )
+    return f"waits for {who} to be heard again, where alone the newest checkpoint in memory can be read whole"
+
+
+def _may_come_back(pod: PodObservation | None) -> bool:
+    """Return whether a pod that was never heard may have something: it has started, and not ended."""
+    return pod is not None and not pod.is_waiting and not pod.is_ended
 
 
 def wish_of(job: JobState) -> Wish:

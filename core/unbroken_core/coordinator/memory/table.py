@@ -9,7 +9,7 @@ Changed in place, as the table of pods is: with thousands of pods each report to
 it can be reported again: a new coordinator knows as much once the agents have sent Hello.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -121,7 +121,7 @@ class Checkpoints:
         """Pods that tell what they have, and whose keepers are not reached: they may have more than that."""
         self.unheard: set[str] = set()
         """Pods that were there before this coordinator, and whose keepers it has never reached: they may have anything.
-        """
+        Empty once a step has been protected without them."""
         self._awaited: tuple[object, tuple[str, ...]] = (None, ())
         """What `awaited` said last, and of what."""
 
@@ -339,7 +339,7 @@ class Checkpoints:
         return runs_of(step, away, self.peers(), uid, leaving)
 
     @property
-    def away(self) -> Collection[str]:
+    def away(self) -> Set[str]:
         """Pods whose keeper was reached once, and is not now."""
         return self._away.keys()
 

@@ -230,6 +230,11 @@ def test_a_pod_that_comes_back_again_and_again_makes_the_wait_no_longer() -> Non
     assert restored(job.bench.tick(KEEPERS_AWAITED_S / 4 + 0.1)) == set()
 
 
+def test_where_all_can_be_read_in_a_smaller_world_pods_that_are_still_cut_off_are_not_waited_for() -> None:
+    """Seen with real processes: a plan waited 10 s for pods that were to read nothing, and restored the same step."""
+    assert restored(CutOff().back(*PODS[:2])) == {10}
+
+
 def test_pods_that_are_no_more_are_not_waited_for_when_others_are_back() -> None:
     job = CutOff()
     job.observe(PODS[0], job.spare)
@@ -243,6 +248,34 @@ def test_pods_that_came_after_the_coordinator_have_nothing_that_is_waited_for() 
     seen = {f"uid-{pod}": PodObservation(pod, f"node-{pod}", (RACKS[pod],)) for pod in (PODS[0], job.spare)}
     job.bench.step(Observed(Observation(seen | new, is_accounted=True)))
     assert restored(job.back(PODS[0]) + job.bench.tick(0.1)) == set()
+
+
+@pytest.mark.parametrize(
+    ("is_waiting", "is_protected"),
+    [
+        pytest.param(True, False, id="one that the cluster has not started"),
+        pytest.param(False, True, id="one that has nothing newer than what is protected without it"),
+    ],
+)
+def test_a_pod_that_never_joins_costs_no_fault_its_time(is_waiting: bool, is_protected: bool) -> None:
+    """As where the cluster lacks a node for a spare: each lost pod cost 10 s, since the newest step is seldom whole."""
+    bench = CopyBench()
+    never = {"uid-digits-9": PodObservation("digits-9", "", (), is_waiting=is_waiting)}
+    seen = {f"uid-{pod}": PodObservation(pod, f"node-{pod}", (RACKS[pod],)) for pod in PODS} | never
+    bench.step(Observed(Observation(seen, is_accounted=True)))
+    told = bench.run_job(*PODS)
+    bench.save(0, 10, told, *PODS)
+    if is_protected:
+        bench.settle()
+    ranks = {pod.pod: pod.ranks for pod in bench.status().pods}
+    for pod in PODS[:4]:
+        new = Holding(f"uid-{pod}", 1, 0, 20, 4, tuple((rank, "1a", f"14{rank}") for rank in ranks[pod]))
+        bench.tell(pod, replace(bench.held[pod], holdings=(*bench.held[pod].holdings, new)))
+    bench.live(100.0 if is_protected else 0.0)
+    bench.sessions.pop(OWNER)
+    left = {uid: pod for uid, pod in seen.items() if pod.pod != OWNER}
+    actions = bench.step(Observed(Observation(left, is_accounted=True)))
+    assert restored(actions + bench.all_are(READY, 0, *PODS[1:4]) + bench.tick(0.1)) == {10}
 
 
 def test_a_pod_that_was_cut_off_while_copies_were_assigned_is_believed_what_it_has_of_the_dead() -> None:
