@@ -27,6 +27,8 @@ With few it is looked soon, since saves are skipped until a step that was copied
 KEEPERS_AWAITED_S = 10.0
 """After a fault, so long at most a plan waits for what only pods have that are away; without it steps would be lost."""
 _MAX_NAMES = 3
+_UNNAMED = ""
+"""In place of uids that are not known yet: pods that the operator will name, to a coordinator that has just begun."""
 _LOOK_S = 5.0
 """How often it is looked whether copies that pods need not keep any more are safe elsewhere."""
 
@@ -109,13 +111,17 @@ def await_keepers(job: JobState, phase: Consultable, world: World, now_s: float)
     """
     table, members, pods = job.checkpoints, job.members.by_uid, job.cluster.pods
     returned_until_s = job.returned_s + KEEPERS_AWAITED_S
-    if not job.settings.copies or not (table.away or table.mute or table.unheard):
+    is_blind = job.cluster.num_running is None and now_s < returned_until_s
+    if not job.settings.copies or not (table.away or table.mute or table.unheard or is_blind):
         return None
     at_s = phase.since_s if isinstance(phase, Forming) else phase.at_s
     until_s = max(at_s + KEEPERS_AWAITED_S, returned_until_s)
     ends = {uid: until_s for uid in table.away if uid in members or uid in pods}
     unheard = [uid for uid in table.unheard if uid not in members and uid not in ends and _may_come_back(pods.get(uid))]
     ends |= dict.fromkeys(unheard, until_s)
+    if is_blind:
+        unheard.append(_UNNAMED)
+        ends[_UNNAMED] = returned_until_s
     there = [uid for uid in ends if uid in table.away and now_s < until_s]
     # One that has just come may come long after the fault, and its keeper a moment after it.
     for uid in table.mute:
@@ -141,7 +147,8 @@ def await_keepers(job: JobState, phase: Consultable, world: World, now_s: float)
 
 def _wait_text(job: JobState, awaited: Sequence[str]) -> str:
     table, members, pods = job.checkpoints, job.members.by_uid, job.cluster.pods
-    names = [members[uid].pod if uid in members else pods[uid].pod for uid in awaited]
+    known = {uid: members[uid].pod if uid in members else pods[uid].pod for uid in awaited if uid != _UNNAMED}
+    names = [known.get(uid, "pods that the operator has yet to name") for uid in awaited]
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     who = f"{', '.join(names[:_MAX_NAMES])}{more}"
     if table.mute.issuperset(awaited):

@@ -171,7 +171,7 @@ def test_where_all_processes_start_again_all_keepers_are_waited_for() -> None:
 class CutOff:
     """Step 10 is protected; all pods but a spare are cut off, and a new coordinator is without them for long."""
 
-    def __init__(self, num_spares: int = 1) -> None:
+    def __init__(self, num_spares: int = 1, *, is_observed: bool = True) -> None:
         self.bench = bench = CopyBench(replace(SETTINGS, replicas=len(PODS) - num_spares, spares=num_spares))
         told = bench.run_job(*PODS)
         bench.save(0, 10, told, *PODS)
@@ -179,7 +179,8 @@ class CutOff:
         self.spare = PODS[4]
         self.plans = {uid.removeprefix("uid-"): one.plan for uid, one in bench.coordinator._job.members.by_uid.items()}
         bench.coordinator, bench.sessions = Coordinator(bench.settings, bench.now_s), {}
-        self.observe(*PODS)
+        if is_observed:
+            self.observe(*PODS)
         self.back(self.spare)
         bench.live(180.0)
 
@@ -228,6 +229,26 @@ def test_a_pod_that_comes_back_again_and_again_makes_the_wait_no_longer() -> Non
         job.observe(*PODS)
         assert restored(job.back(PODS[0])) is None
     assert restored(job.bench.tick(KEEPERS_AWAITED_S / 4 + 0.1)) == set()
+
+
+@pytest.mark.parametrize(("num_spares", "first"), FIRST_BACK)
+def test_before_the_operator_has_named_the_pods_those_that_it_may_name_are_waited_for(
+    num_spares: int, first: int
+) -> None:
+    """Seen with real processes: the pods of a new rendezvous were there before the operator's word, and began anew."""
+    job, others = CutOff(num_spares, is_observed=False), [pod for pod in PODS[:4] if pod != PODS[first]]
+    assert restored(job.back(PODS[first]) + job.bench.tick(KEEPERS_AWAITED_S / 2)) is None
+    assert job.bench.status().message.startswith("waits for pods that the operator has yet to name to be heard again")
+    assert restored(job.observe(*PODS) + job.bench.tick(0.1)) is None
+    assert job.bench.status().message.startswith(f"waits for {', '.join(others)} to be heard again, which may have")
+    assert restored(job.back(*others) + job.bench.tick(0.1)) == {10}
+
+
+@pytest.mark.parametrize(("num_spares", "first"), FIRST_BACK)
+def test_an_operator_that_names_no_pods_is_waited_for_no_longer_than_that(num_spares: int, first: int) -> None:
+    job = CutOff(num_spares, is_observed=False)
+    assert restored(job.back(PODS[first]) + job.bench.tick(KEEPERS_AWAITED_S - 0.1)) is None
+    assert restored(job.bench.tick(0.2)) == set()
 
 
 def test_where_all_can_be_read_in_a_smaller_world_pods_that_are_still_cut_off_are_not_waited_for() -> None:
