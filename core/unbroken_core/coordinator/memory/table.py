@@ -409,7 +409,9 @@ class Checkpoints:
         self, key: StepKey, there: frozenset[str], seated: frozenset[str], mute: frozenset[str]
     ) -> frozenset[str] | None:
         """Return who has to be reached for all of a step to be read; None: it would not be."""
-        step, found = self.steps[key], frozenset[str]()
+        step, found, is_anywhere = self.steps[key], set[str](), False
+        if mute and not there and len(step.holders.keys() | step.contents.keys()) < key.world_size:
+            return mute  # Nobody has told of a rank. Thousands of them are not looked at one by one in each report.
         same = step.by_content()
         brought = {rank: uid for uid in there for rank in self._away[uid].shards.get(key, ())}
         for rank in range(key.world_size):
@@ -422,11 +424,13 @@ class Checkpoints:
             equal = same.get(step.contents[rank], [rank]) if rank in step.contents else [rank]
             back = next((brought[other] for other in (rank, *equal) if other in brought), None)
             back = back or next((place for place in places if place in mute), None)
-            if back is None and not mute:
+            if back is not None:
+                found.add(back)
+            elif not mute:
                 return None
-            # Any of the mute ones may keep it.
-            found |= mute if back is None else {back}
-        return found
+            else:
+                is_anywhere = True  # Any of the mute ones may keep it.
+        return frozenset(found | mute) if is_anywhere else frozenset(found)
 
     def _note_away(self, uid: str, place: _Place) -> None:
         if place.peer is not None:

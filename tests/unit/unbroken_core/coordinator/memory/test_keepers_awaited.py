@@ -9,6 +9,7 @@ from tests.unit.unbroken_core.coordinator.memory.test_known_copies import Told, 
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.copying import KEEPERS_AWAITED_S
 from unbroken_core.coordinator.events import Action, AgentDisconnected, Observed, Send
+from unbroken_core.coordinator.memory.holders import Step
 from unbroken_core.coordinator.memory.table import Checkpoints, ReportingPod
 from unbroken_core.protocol.messages import Observation, Plan, PodObservation
 from unbroken_core.protocol.settings import RungBudget
@@ -340,3 +341,16 @@ def test_a_step_that_a_pod_invents_for_a_huge_world_is_awaited_from_nobody() -> 
     assert list(table.steps) == [key(10, world_size=size)]
     assert table.mute == {"b"}
     assert table.awaited((), (), "b", "b") == ()
+
+
+def test_where_thousands_are_away_a_step_that_lacks_a_rank_is_not_looked_at_rank_by_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They come back one by one, and each report asks again: with 400 pods it took 20 s of a rendezvous."""
+    table = Checkpoints()
+    for uid in "ab":
+        teller = ReportingPod(uid, f"pod-{uid}", 9, 3, lambda _other: True)
+        holding = Holding(uid, 1, 0, 10, 3, ((ord(uid) - ord("a"), "1a", f"1{uid}"),))
+        table.receive(teller, Held(f"0{uid}", (holding,), (), (), "10.0.0.1", 7))
+    monkeypatch.setattr(Step, "by_content", lambda _step: pytest.fail("looked at all ranks"))
+    assert table.awaited((), (), "cd") == ("c", "d")
