@@ -220,6 +220,16 @@ def test_pods_that_stay_cut_off_are_waited_for_no_longer_than_that(num_spares: i
     assert restored(job.bench.tick(0.2)) == set()
 
 
+def test_a_plan_without_pods_that_stay_cut_off_says_what_is_lacking() -> None:
+    """Seen before: the status said that nothing was restored, and not why, since no step was known to be whole."""
+    job = CutOff()
+    job.back(PODS[0])
+    assert restored(job.bench.tick(KEEPERS_AWAITED_S + 0.1)) == set()
+    memory = job.bench.status().memory
+    assert memory is not None
+    assert memory.reason == "step 10: no pod that is heard has 2 of its 4 shards"
+
+
 def test_a_pod_that_comes_back_again_and_again_makes_the_wait_no_longer() -> None:
     job = CutOff()
     job.back(PODS[0])
