@@ -147,13 +147,15 @@ def await_keepers(job: JobState, phase: Consultable, world: World, now_s: float)
 
 def _wait_text(job: JobState, awaited: Sequence[str]) -> str:
     table, members, pods = job.checkpoints, job.members.by_uid, job.cluster.pods
+    # Of the others the rendezvous hears: only their keepers are still to come.
+    missing = [uid for uid in awaited if uid not in table.mute]
     known = {uid: members[uid].pod if uid in members else pods[uid].pod for uid in awaited if uid != _UNNAMED}
-    names = [known.get(uid, "pods that the operator has yet to name") for uid in awaited]
+    names = [known.get(uid, "pods that the operator has yet to name") for uid in missing or awaited]
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     who = f"{', '.join(names[:_MAX_NAMES])}{more}"
-    if table.mute.issuperset(awaited):
+    if not missing:
         return f"waits for the keeper of {who}, without which the newest checkpoint in memory cannot be restored"
-    if table.away.isdisjoint(awaited):
+    if table.away.isdisjoint(missing):
         return (
             f"waits for {who} to be heard again, which may have parts of a checkpoint in memory that no other pod has"
         )

@@ -168,7 +168,7 @@ def recall(table: Checkpoints, before: Recall, ended: Ended, seats: Mapping[int,
 
 
 def _why_none(table: Checkpoints) -> str:
-    """Return what the newest step lacks, where a new rendezvous knows of none that was whole; "" where nobody has any."""
+    """Return what the newest step lacks where a new rendezvous knows of none that was whole; "" where there is none."""
     key = max((key for key, step in table.steps.items() if step.holders and not table.is_void(key)), default=None)
     if key is None:
         return ""

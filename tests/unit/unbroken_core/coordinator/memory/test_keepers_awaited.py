@@ -267,6 +267,14 @@ def test_where_all_can_be_read_in_a_smaller_world_pods_that_are_still_cut_off_ar
     assert restored(CutOff().back(*PODS[:2])) == {10}
 
 
+def test_a_pod_that_is_back_without_its_keeper_is_not_said_to_be_missing() -> None:
+    job = CutOff()
+    job.bench.held[PODS[0]] = replace(job.bench.held[PODS[0]], port=0, host="", copies=(), pinned=())
+    assert restored(job.back(PODS[0]) + job.bench.tick(0.1)) is None
+    missing = ", ".join(PODS[1:4])
+    assert job.bench.status().message.startswith(f"waits for {missing} to be heard again, which may have")
+
+
 def test_pods_that_are_no_more_are_not_waited_for_when_others_are_back() -> None:
     job = CutOff()
     job.observe(PODS[0], job.spare)
