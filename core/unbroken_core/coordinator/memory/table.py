@@ -167,6 +167,8 @@ class Checkpoints:
         self.mute.discard(uid)
         self.loads.lose(uid)
         if arena is None:
+            # It has told nothing; what others have of it counts now, as that of any pod that is gone.
+            self._receive_again(uid)
             return
         readers = self._readers[arena]
         readers.discard(uid)
