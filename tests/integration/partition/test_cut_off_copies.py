@@ -61,9 +61,13 @@ def test_pods_that_were_cut_off_together_bring_back_what_was_protected(job: Memo
     job.wait_for(is_waiting, "wait for the others")
     for pod in others:
         job.network.join(f"pod-{pod}", "rendezvous")
-    job.wait_for(lambda: job.protected() > protected, "newer step that is protected")
-    loaded = {rank: (step, state) for iteration, rank, step, state in job.said("loaded") if iteration == 1}
+    size = job.wait_running(1).world_size
+
+    def loads() -> dict[int, tuple[int, str]]:
+        return {rank: (step, state) for iteration, rank, step, state in job.said("loaded") if iteration == 1}
+
+    job.wait_for(lambda: len(loads()) == size, "load of all ranks")
     saved = {(rank, step): state for iteration, rank, step, state in job.said("saved") if iteration == 0}
-    (step,) = {step for step, _state in loaded.values()}
+    (step,) = {step for step, _state in loads().values()}
     assert step >= protected, job.text()
-    assert loaded == {rank: (step, saved[rank, step]) for rank in range(job.wait_running(1).world_size)}
+    assert loads() == {rank: (step, saved[rank, step]) for rank in range(size)}
