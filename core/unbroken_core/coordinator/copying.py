@@ -13,6 +13,7 @@ from unbroken_core.coordinator.memory.rings import Wish, arrange
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.phases import Forming, Interrupted, Planned, Running
 from unbroken_core.coordinator.state.places import Member
+from unbroken_core.protocol.messages import PodObservation
 from unbroken_core.protocol.settings import HOST
 from unbroken_core.ranks.buddies import CopyHolder
 from unbroken_core.ranks.worlds import World
@@ -26,6 +27,8 @@ With few it is looked soon, since saves are skipped until a step that was copied
 KEEPERS_AWAITED_S = 10.0
 """After a fault, so long at most a plan waits for what only pods have that are away; without it steps would be lost."""
 _MAX_NAMES = 3
+_UNNAMED = ""
+"""In place of uids that are not known yet: pods that the operator will name, to a coordinator that has just begun."""
 _LOOK_S = 5.0
 """How often it is looked whether copies that pods need not keep any more are safe elsewhere."""
 
@@ -107,18 +110,24 @@ def await_keepers(job: JobState, phase: Consultable, world: World, now_s: float)
     are missing have their time once the first of them is back. `world`: the one that is to be planned.
     """
     table, members, pods = job.checkpoints, job.members.by_uid, job.cluster.pods
-    if not job.settings.copies or not (table.away or table.mute or table.unheard):
+    returned_until_s = job.returned_s + KEEPERS_AWAITED_S
+    is_blind = job.cluster.num_running is None and now_s < returned_until_s
+    if not job.settings.copies or not (table.away or table.mute or table.unheard or is_blind):
         return None
-    missing = {*table.away, *table.unheard} - members.keys()
-    missing = {uid for uid in missing if uid in pods and not pods[uid].is_ended}
+    known = {*table.away, *table.unheard} - members.keys()
+    missing = {uid for uid in known if _may_come_back(pods.get(uid))}
     unheard = missing.difference(table.away)
+    if is_blind:
+        unheard.add(_UNNAMED)
     if not table.steps:
         # Who came back first has no part of any: the others may have all of one.
-        until_s = job.returned_s + KEEPERS_AWAITED_S
-        return _wait_for(job, phase, sorted(unheard), until_s) if unheard and now_s < until_s else None
+        is_due = bool(unheard) and now_s < returned_until_s
+        return _wait_for(job, phase, sorted(unheard), returned_until_s) if is_due else None
     at_s = phase.since_s if isinstance(phase, Forming) else phase.at_s
-    until_s = max(at_s, job.returned_s) + KEEPERS_AWAITED_S
+    until_s = max(at_s + KEEPERS_AWAITED_S, returned_until_s)
     ends = {uid: until_s for uid in (*table.away, *unheard) if uid in members or uid in missing}
+    if is_blind:
+        ends[_UNNAMED] = returned_until_s
     there = [uid for uid in ends if uid in table.away and now_s < until_s]
     # One that has just come may come long after the fault, and its keeper a moment after it.
     for uid in table.mute:
@@ -128,23 +137,37 @@ def await_keepers(job: JobState, phase: Consultable, world: World, now_s: float)
     seated = [uid for uid in (*there, *mute) if uid in members and members[uid].ranks]
     # Where ranks are given anew, or the world has another size, any pod may have to read what others have.
     is_kept = world.world_size == job.world.size and isinstance(phase, Interrupted) and phase.job_rung_began is None
-    awaited = table.awaited(there, seated if is_kept else (), mute, world.promoted if is_kept else mute)
+    takers = world.promoted if is_kept else [uid for uid in mute if uid in members]
+    awaited = table.awaited(there, seated if is_kept else (), mute, takers)
     return _wait_for(job, phase, awaited, min(ends[uid] for uid in awaited)) if awaited else None
 
 
 def _wait_for(job: JobState, phase: Consultable, awaited: Sequence[str], until_s: float) -> Wait:
-    members, pods = job.members.by_uid, job.cluster.pods
-    names = [members[uid].pod if uid in members else pods[uid].pod for uid in awaited]
+    text = f"{_wait_text(job, awaited)}; otherwise goes on without it"
+    reason = Reason.WAITING_FOR_WORKERS if isinstance(phase, Forming) else Reason.RECOVERING
+    return Wait(until_s, StatusText(reason, text, until_s), phase)
+
+
+def _wait_text(job: JobState, awaited: Sequence[str]) -> str:
+    table, members, pods = job.checkpoints, job.members.by_uid, job.cluster.pods
+    # Of the others the rendezvous hears: only their keepers are still to come.
+    missing = [uid for uid in awaited if uid not in table.mute]
+    known = {uid: members[uid].pod if uid in members else pods[uid].pod for uid in awaited if uid != _UNNAMED}
+    names = [known.get(uid, "pods that the operator has yet to name") for uid in missing or awaited]
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     who = f"{', '.join(names[:_MAX_NAMES])}{more}"
-    if job.checkpoints.mute.issuperset(awaited):
-        what = f"waits for the keeper of {who}, without which the newest checkpoint in memory cannot be restored"
-    elif not job.checkpoints.unheard.isdisjoint(awaited):
-        what = f"waits for {who} to be heard again, since the newest checkpoint in memory may lie there"
-    else:
-        what = f"waits for {who} to be heard again, where alone the newest checkpoint in memory can be read whole"
-    reason = Reason.WAITING_FOR_WORKERS if isinstance(phase, Forming) else Reason.RECOVERING
-    return Wait(until_s, StatusText(reason, f"{what}; otherwise goes on without it", until_s), phase)
+    if not missing:
+        return f"waits for the keeper of {who}, without which the newest checkpoint in memory cannot be restored"
+    if table.away.isdisjoint(missing):
+        return (
+            f"waits for {who} to be heard again, which may have parts of a checkpoint in memory that no other pod has"
+        )
+    return f"waits for {who} to be heard again, where alone the newest checkpoint in memory can be read whole"
+
+
+def _may_come_back(pod: PodObservation | None) -> bool:
+    """Return whether a pod that was never heard may have something: it has started, and not ended."""
+    return pod is not None and not pod.is_waiting and not pod.is_ended
 
 
 def wish_of(job: JobState) -> Wish:

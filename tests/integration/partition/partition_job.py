@@ -44,6 +44,8 @@ class Save:
 class Job:
     """Rendezvous on host `rendezvous`, another one on host `second`, and pod i on host `pod-i`."""
 
+    workload = WORKLOAD
+
     def __init__(self, network: Network, settings: JobSettings, service: str = "") -> None:
         """`service` is the address at which agents look for a rendezvous; "" means that of host `rendezvous`."""
         self.network = network
@@ -98,7 +100,7 @@ class Job:
             "GLOO_SOCKET_IFNAME": "eth0",
             "OMP_NUM_THREADS": "1",
         }
-        command = [sys.executable, "-m", "unbroken.launch", "--grace", "2", "--", sys.executable, str(WORKLOAD)]
+        command = [sys.executable, "-m", "unbroken.launch", "--grace", "2", "--", sys.executable, str(self.workload)]
         return self._start(f"pod-{index}", f"launcher-{index}", command, environment)
 
     def _identity(self, index: int) -> dict[str, str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from unbroken_core.coordinator.memory.table import Checkpoints, StepKey
 from unbroken_core.vocabulary.checkpoints import MAX_CANDIDATES, Load, LoadSource, MemoryStatus
+from unbroken_core.vocabulary.plurals import counted
 from unbroken_core.vocabulary.reasons import Cause
 
 MAX_OFFERS = 16
@@ -161,7 +162,18 @@ def recall(table: Checkpoints, before: Recall, ended: Ended, seats: Mapping[int,
     if not all(map(table.tells, set(seats.values()))):
         return Recall(None, attempts, ended.max_step, is_known=True)
     choice = decide_restore(offers_of(table, seats), attempts, table.loads.floors)
+    if not (choice.keys or choice.reason or before.is_known):
+        choice = replace(choice, reason=_why_none(table))
     return Recall(choice, attempts, ended.max_step, is_known=True)
+
+
+def _why_none(table: Checkpoints) -> str:
+    """Return what the newest step lacks where a new rendezvous knows of none that was whole; "" where there is none."""
+    key = max((key for key, step in table.steps.items() if step.holders and not table.is_void(key)), default=None)
+    if key is None:
+        return ""
+    num_lacking = key.world_size - len(table.steps[key].holders)
+    return f"step {key.step}: no pod that is heard has {num_lacking} of its {counted(key.world_size, 'shard')}"
 
 
 def _is_later(load: Load | None, choice: Choice) -> bool:

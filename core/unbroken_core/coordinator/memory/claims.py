@@ -2,8 +2,9 @@
 
     assigned   this coordinator has told the pod to keep them, now or before: the report counts
     claimed    the pod reported them before this coordinator had assigned any, as pods do to a new one, or when
-               its keeper was first reached, if the pod was there before this coordinator: the report counts if
-               the owner is gone, or if another pod says the same; until then it is put off
+               its keeper was first reached, if the pod was there before this coordinator and no step has been
+               protected since: the report counts if the owner is gone, or if another pod says the same; until then
+               it is put off
     else       refused, and counted, but for shards of an owner that is gone and of which somebody else has said the
                same: the pod may have been away when copies were assigned anew
 

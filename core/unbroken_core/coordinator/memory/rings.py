@@ -152,6 +152,8 @@ class CopyRings:
         before = self.safe, self.next
         if self.next is not None and table.is_pinned(self.next) and table.is_protected(self.next, copies):
             self.safe, self.next = self.next, None
+            # Copies of it, and of what comes, lie with others: nothing newer is lost without those never heard.
+            table.unheard.clear()
         self.safe, self.next = (
             None if one is None or not table.is_complete(one) or table.is_void(one) else one
             for one in (self.safe, self.next)

@@ -9,7 +9,7 @@ Changed in place, as the table of pods is: with thousands of pods each report to
 it can be reported again: a new coordinator knows as much once the agents have sent Hello.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -121,7 +121,7 @@ class Checkpoints:
         """Pods that tell what they have, and whose keepers are not reached: they may have more than that."""
         self.unheard: set[str] = set()
         """Pods that were there before this coordinator, and whose keepers it has never reached: they may have anything.
-        """
+        Empty once a step has been protected without them."""
         self._awaited: tuple[object, tuple[str, ...]] = (None, ())
         """What `awaited` said last, and of what."""
 
@@ -167,6 +167,8 @@ class Checkpoints:
         self.mute.discard(uid)
         self.loads.lose(uid)
         if arena is None:
+            # It has told nothing; what others have of it counts now, as that of any pod that is gone.
+            self._receive_again(uid)
             return
         readers = self._readers[arena]
         readers.discard(uid)
@@ -339,7 +341,7 @@ class Checkpoints:
         return runs_of(step, away, self.peers(), uid, leaving)
 
     @property
-    def away(self) -> Collection[str]:
+    def away(self) -> Set[str]:
         """Pods whose keeper was reached once, and is not now."""
         return self._away.keys()
 
@@ -409,7 +411,9 @@ class Checkpoints:
         self, key: StepKey, there: frozenset[str], seated: frozenset[str], mute: frozenset[str]
     ) -> frozenset[str] | None:
         """Return who has to be reached for all of a step to be read; None: it would not be."""
-        step, found = self.steps[key], frozenset[str]()
+        step, found, is_anywhere = self.steps[key], set[str](), False
+        if mute and not there and len(step.holders.keys() | step.contents.keys()) < key.world_size:
+            return mute  # Nobody has told of a rank. Thousands of them are not looked at one by one in each report.
         same = step.by_content()
         brought = {rank: uid for uid in there for rank in self._away[uid].shards.get(key, ())}
         for rank in range(key.world_size):
@@ -422,11 +426,13 @@ class Checkpoints:
             equal = same.get(step.contents[rank], [rank]) if rank in step.contents else [rank]
             back = next((brought[other] for other in (rank, *equal) if other in brought), None)
             back = back or next((place for place in places if place in mute), None)
-            if back is None and not mute:
+            if back is not None:
+                found.add(back)
+            elif not mute:
                 return None
-            # Any of the mute ones may keep it.
-            found |= mute if back is None else {back}
-        return found
+            else:
+                is_anywhere = True  # Any of the mute ones may keep it.
+        return frozenset(found | mute) if is_anywhere else frozenset(found)
 
     def _note_away(self, uid: str, place: _Place) -> None:
         if place.peer is not None:

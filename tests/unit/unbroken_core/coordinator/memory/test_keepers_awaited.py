@@ -9,6 +9,7 @@ from tests.unit.unbroken_core.coordinator.memory.test_known_copies import Told, 
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.copying import KEEPERS_AWAITED_S
 from unbroken_core.coordinator.events import Action, AgentDisconnected, Observed, Send
+from unbroken_core.coordinator.memory.holders import Step
 from unbroken_core.coordinator.memory.table import Checkpoints, ReportingPod
 from unbroken_core.protocol.messages import Observation, Plan, PodObservation
 from unbroken_core.protocol.settings import RungBudget
@@ -171,7 +172,7 @@ def test_where_all_processes_start_again_all_keepers_are_waited_for() -> None:
 class CutOff:
     """Step 10 is protected; all pods but a spare are cut off, and a new coordinator is without them for long."""
 
-    def __init__(self, num_spares: int = 1) -> None:
+    def __init__(self, num_spares: int = 1, *, is_observed: bool = True) -> None:
         self.bench = bench = CopyBench(replace(SETTINGS, replicas=len(PODS) - num_spares, spares=num_spares))
         told = bench.run_job(*PODS)
         bench.save(0, 10, told, *PODS)
@@ -179,7 +180,8 @@ class CutOff:
         self.spare = PODS[4]
         self.plans = {uid.removeprefix("uid-"): one.plan for uid, one in bench.coordinator._job.members.by_uid.items()}
         bench.coordinator, bench.sessions = Coordinator(bench.settings, bench.now_s), {}
-        self.observe(*PODS)
+        if is_observed:
+            self.observe(*PODS)
         self.back(self.spare)
         bench.live(180.0)
 
@@ -207,7 +209,7 @@ def test_pods_that_were_cut_off_together_are_waited_for_once_the_first_is_back(n
     """Seen in the simulation: a tenth of a second before the others a world was possible, and all began anew."""
     job, others = CutOff(num_spares), [pod for pod in PODS[:4] if pod != PODS[first]]
     assert restored(job.back(PODS[first]) + job.bench.tick(KEEPERS_AWAITED_S - 0.5)) is None
-    assert job.bench.status().message.startswith(f"waits for {', '.join(others)} to be heard again, since")
+    assert job.bench.status().message.startswith(f"waits for {', '.join(others)} to be heard again, which may")
     assert restored(job.back(*others) + job.bench.tick(0.1)) == {10}
 
 
@@ -216,6 +218,16 @@ def test_pods_that_stay_cut_off_are_waited_for_no_longer_than_that(num_spares: i
     job = CutOff(num_spares)
     assert restored(job.back(PODS[first]) + job.bench.tick(KEEPERS_AWAITED_S - 0.1)) is None
     assert restored(job.bench.tick(0.2)) == set()
+
+
+def test_a_plan_without_pods_that_stay_cut_off_says_what_is_lacking() -> None:
+    """Seen before: the status said that nothing was restored, and not why, since no step was known to be whole."""
+    job = CutOff()
+    job.back(PODS[0])
+    assert restored(job.bench.tick(KEEPERS_AWAITED_S + 0.1)) == set()
+    memory = job.bench.status().memory
+    assert memory is not None
+    assert memory.reason == "step 10: no pod that is heard has 2 of its 4 shards"
 
 
 def test_a_pod_that_comes_back_again_and_again_makes_the_wait_no_longer() -> None:
@@ -228,6 +240,39 @@ def test_a_pod_that_comes_back_again_and_again_makes_the_wait_no_longer() -> Non
         job.observe(*PODS)
         assert restored(job.back(PODS[0])) is None
     assert restored(job.bench.tick(KEEPERS_AWAITED_S / 4 + 0.1)) == set()
+
+
+@pytest.mark.parametrize(("num_spares", "first"), FIRST_BACK)
+def test_before_the_operator_has_named_the_pods_those_that_it_may_name_are_waited_for(
+    num_spares: int, first: int
+) -> None:
+    """Seen with real processes: the pods of a new rendezvous were there before the operator's word, and began anew."""
+    job, others = CutOff(num_spares, is_observed=False), [pod for pod in PODS[:4] if pod != PODS[first]]
+    assert restored(job.back(PODS[first]) + job.bench.tick(KEEPERS_AWAITED_S / 2)) is None
+    assert job.bench.status().message.startswith("waits for pods that the operator has yet to name to be heard again")
+    assert restored(job.observe(*PODS) + job.bench.tick(0.1)) is None
+    assert job.bench.status().message.startswith(f"waits for {', '.join(others)} to be heard again, which may have")
+    assert restored(job.back(*others) + job.bench.tick(0.1)) == {10}
+
+
+@pytest.mark.parametrize(("num_spares", "first"), FIRST_BACK)
+def test_an_operator_that_names_no_pods_is_waited_for_no_longer_than_that(num_spares: int, first: int) -> None:
+    job = CutOff(num_spares, is_observed=False)
+    assert restored(job.back(PODS[first]) + job.bench.tick(KEEPERS_AWAITED_S - 0.1)) is None
+    assert restored(job.bench.tick(0.2)) == set()
+
+
+def test_where_all_can_be_read_in_a_smaller_world_pods_that_are_still_cut_off_are_not_waited_for() -> None:
+    """Seen with real processes: a plan waited 10 s for pods that were to read nothing, and restored the same step."""
+    assert restored(CutOff().back(*PODS[:2])) == {10}
+
+
+def test_a_pod_that_is_back_without_its_keeper_is_not_said_to_be_missing() -> None:
+    job = CutOff()
+    job.bench.held[PODS[0]] = replace(job.bench.held[PODS[0]], port=0, host="", copies=(), pinned=())
+    assert restored(job.back(PODS[0]) + job.bench.tick(0.1)) is None
+    missing = ", ".join(PODS[1:4])
+    assert job.bench.status().message.startswith(f"waits for {missing} to be heard again, which may have")
 
 
 def test_pods_that_are_no_more_are_not_waited_for_when_others_are_back() -> None:
@@ -260,6 +305,34 @@ def test_pods_that_came_after_the_coordinator_have_nothing_that_is_waited_for() 
     seen = {f"uid-{pod}": PodObservation(pod, f"node-{pod}", (RACKS[pod],)) for pod in (PODS[0], job.spare)}
     job.bench.step(Observed(Observation(seen | new, is_accounted=True)))
     assert restored(job.back(PODS[0]) + job.bench.tick(0.1)) == set()
+
+
+@pytest.mark.parametrize(
+    ("is_waiting", "is_protected"),
+    [
+        pytest.param(True, False, id="one that the cluster has not started"),
+        pytest.param(False, True, id="one that has nothing newer than what is protected without it"),
+    ],
+)
+def test_a_pod_that_never_joins_costs_no_fault_its_time(is_waiting: bool, is_protected: bool) -> None:
+    """As where the cluster lacks a node for a spare: each lost pod cost 10 s, since the newest step is seldom whole."""
+    bench = CopyBench()
+    never = {"uid-digits-9": PodObservation("digits-9", "", (), is_waiting=is_waiting)}
+    seen = {f"uid-{pod}": PodObservation(pod, f"node-{pod}", (RACKS[pod],)) for pod in PODS} | never
+    bench.step(Observed(Observation(seen, is_accounted=True)))
+    told = bench.run_job(*PODS)
+    bench.save(0, 10, told, *PODS)
+    if is_protected:
+        bench.settle()
+    ranks = {pod.pod: pod.ranks for pod in bench.status().pods}
+    for pod in PODS[:4]:
+        new = Holding(f"uid-{pod}", 1, 0, 20, 4, tuple((rank, "1a", f"14{rank}") for rank in ranks[pod]))
+        bench.tell(pod, replace(bench.held[pod], holdings=(*bench.held[pod].holdings, new)))
+    bench.live(100.0 if is_protected else 0.0)
+    bench.sessions.pop(OWNER)
+    left = {uid: pod for uid, pod in seen.items() if pod.pod != OWNER}
+    actions = bench.step(Observed(Observation(left, is_accounted=True)))
+    assert restored(actions + bench.all_are(READY, 0, *PODS[1:4]) + bench.tick(0.1)) == {10}
 
 
 def test_a_pod_that_was_cut_off_while_copies_were_assigned_is_believed_what_it_has_of_the_dead() -> None:
@@ -303,3 +376,16 @@ def test_a_step_that_a_pod_invents_for_a_huge_world_is_awaited_from_nobody() -> 
     assert list(table.steps) == [key(10, world_size=size)]
     assert table.mute == {"b"}
     assert table.awaited((), (), "b", "b") == ()
+
+
+def test_where_thousands_are_away_a_step_that_lacks_a_rank_is_not_looked_at_rank_by_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They come back one by one, and each report asks again: with 400 pods it took 20 s of a rendezvous."""
+    table = Checkpoints()
+    for uid in "ab":
+        teller = ReportingPod(uid, f"pod-{uid}", 9, 3, lambda _other: True)
+        holding = Holding(uid, 1, 0, 10, 3, ((ord(uid) - ord("a"), "1a", f"1{uid}"),))
+        table.receive(teller, Held(f"0{uid}", (holding,), (), (), "10.0.0.1", 7))
+    monkeypatch.setattr(Step, "by_content", lambda _step: pytest.fail("looked at all ranks"))
+    assert table.awaited((), (), "cd") == ("c", "d")

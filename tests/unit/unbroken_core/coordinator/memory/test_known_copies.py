@@ -263,6 +263,15 @@ def test_a_copy_that_was_put_off_counts_once_its_owner_is_gone_or_it_is_asked_fo
         assert set(told.table.steps[key(10)].holders[2]) == {"b"}
 
 
+def test_a_copy_that_was_put_off_counts_once_an_owner_is_gone_that_never_said_what_it_has() -> None:
+    """As one that is lost before its new agent knows of its keeper: it was only counted with the next report."""
+    told = Told(is_assigned=False)
+    told.tell("c", own("c", 10), copy("b", 10))
+    assert 1 not in told.table.steps[key(10)].holders
+    told.lose("b")
+    assert list(told.table.steps[key(10)].holders[1]) == ["c"]
+
+
 def test_a_new_coordinator_lets_no_pod_claim_more_once_it_has_told_pods_what_to_keep() -> None:
     told = Told()
     told.lose("d")
