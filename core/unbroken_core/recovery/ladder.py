@@ -36,6 +36,8 @@ MAX_SAME = 10
 """So often in a row the same fault without progress is recovered in a job without a limit of its own."""
 MAX_AGAIN = 3 * MAX_SAME
 """So often there, with others between them."""
+MAX_FAULTS = 10 * MAX_SAME
+"""So often there, whatever each of them says: it may be one fault, with another number in it each time."""
 
 
 @dataclass(frozen=True)
@@ -164,11 +166,16 @@ def _no_progress(view: Situation) -> Fail | None:
 
 
 def _same_again(view: Situation) -> Fail | None:
-    """Where nobody has set a limit, only a fault that comes back word by word is taken for one of the script."""
+    """Where nobody has set a limit, a fault that comes back word by word is one of the script, and so are very many."""
     if view.num_same > MAX_SAME:
         came = f"{view.num_same} recoveries in a row without progress between them"
     elif view.num_again > MAX_AGAIN:
         came = f"{view.num_again} recoveries, with others between them, without any progress"
+    elif view.num_barren > MAX_FAULTS:
+        came = f"{view.num_barren} recoveries in a row from faults that a script has, without progress between them"
+        return Fail(
+            Reason.NO_PROGRESS, f"{came} (restart.noProgressLimit sets another limit); the last: {view.culprit}"
+        )
     else:
         return None
     message = f"the same fault came in {came} (restart.noProgressLimit sets another limit): {view.culprit}"

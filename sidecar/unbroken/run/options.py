@@ -199,7 +199,7 @@ def _add_recovery(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="give up after more faults in a row than this without a new step, or 60 s of training if the script "
-        "reports no steps (10 of the same fault, 30 with others between)",
+        "reports no steps (10 of the same fault, 30 with others between, 100 of any)",
     )
     recovery.add_argument("--max-replacements", type=int, default=16, metavar="N", help="pods replaced at most (16)")
     recovery.add_argument(

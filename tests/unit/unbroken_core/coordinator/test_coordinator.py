@@ -834,6 +834,23 @@ def test_without_a_limit_only_a_fault_that_comes_back_word_by_word_fails_the_job
     assert "the same fault came in 11 recoveries in a row" in status.message
 
 
+def test_without_a_limit_a_fault_with_another_number_each_time_fails_the_job_in_the_end() -> None:
+    """Seen before: an error with the loss in its text went on for ever, 43 iterations a second."""
+    bench = Bench(replace(SETTINGS, spares=0, no_progress_limit=None, timeouts=Timeouts(heartbeat_s=1000.0)))
+    bench.run("p0", "p1")
+    iteration = 0
+    while bench.status().phase is JobPhase.PLANNED or not iteration:
+        assert iteration < 200
+        bench.all_are(RUNNING, iteration, "p0", "p1")
+        bench.worker("p0", 0, STOPPING, Fault(Cause.EXCEPTION, iteration, f"RuntimeError: loss is {iteration}"))
+        bench.all_are(READY, iteration, "p0", "p1")
+        iteration += 1
+    status = bench.status()
+    assert (status.phase, status.reason) == (JobPhase.FAILED, Reason.NO_PROGRESS)
+    assert status.message.startswith("101 recoveries in a row from faults that a script has, without progress between")
+    assert "RuntimeError: loss is 100" in status.message
+
+
 @pytest.mark.parametrize("progress_at", [None, 20])
 def test_without_a_limit_faults_that_take_turns_fail_the_job_too(progress_at: int | None) -> None:
     """A full disk stops two ranks in words of their own, and now one is first, now the other."""
