@@ -1,10 +1,62 @@
 """How ranks agree on what to restore: small collectives of numbers over the default group, and nothing pickled."""
 
+import logging
 import zlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+
+logger = logging.getLogger(__name__)
+
+
+class AskedOptions(NamedTuple):
+    """What a script asks of its checkpoints, on this rank. Numbers, as they are compared."""
+
+    kind: int
+    """Of what is given as `disk`: 0 for nothing, 1 for a folder, 2 for an object."""
+    path: int
+    """Checksum of the folder's path."""
+    disk_every: int
+    """0: nothing is written in the background."""
+    disk_keep: int
+    every: int
+    is_every_told: int
+    """By the script. Else by the job: pods of two templates, of which one replaces the other, may have other ones."""
+
+    @property
+    def of_script(self) -> tuple[int, ...]:
+        """What all ranks run the same collectives by, since they run one script."""
+        return self.kind, self.disk_every, self.disk_keep, self.is_every_told, self.every if self.is_every_told else 0
+
+    def __str__(self) -> str:
+        disk = ("no disk", "a folder in `disk`", "an object in `disk`")[self.kind]
+        every = f"every={self.every}" if self.is_every_told else "no every"
+        more = f", disk_every={self.disk_every}, disk_keep={self.disk_keep}" if self.disk_every else ""
+        return f"{every}, {disk}{more}"
+
+
+def agreed_every(own: AskedOptions) -> int:
+    """Return the `every` of all ranks. A collective of all ranks.
+
+    Raises ValueError, on all of them, where the scripts of two ranks ask for different things: they would wait in
+    different collectives, or save different steps.
+    """
+    asked = [AskedOptions(*row) for (row,) in gather([own], len(own))]
+    first = asked[0]
+    for rank, one in enumerate(asked):
+        if one.of_script != first.of_script:
+            raise ValueError(
+                f"Checkpointer: want the same on all ranks, got {first} on rank 0, and {one} on rank {rank}"
+            )
+    if own.path != first.path:
+        logger.warning("disk: rank 0 has another path: no checkpoint is whole there but where both are one folder")
+    if own.every != first.every:
+        logger.warning(
+            "checkpoints in memory: every %d steps, as rank 0 was told, here it is %d", first.every, own.every
+        )
+    return first.every
 
 
 def gather(rows: Sequence[Sequence[int]], width: int) -> list[list[list[int]]]:

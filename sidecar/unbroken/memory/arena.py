@@ -101,12 +101,14 @@ class WorkerSlots:
     """The newest that this iteration has saved since its load; -1: none."""
     _has_gone_back: bool = False
     """Whether it has come to an earlier one since: then it comes to the newest once more, with another state."""
+    _looked_for: tuple[int, int] | None = (-1, -1)
+    """Iteration and term in which it was asked last what can be restored; None once the log says that it was not."""
     _kept: int | None = None
     """Index of the slot with the checkpoint that was sealed or restored last."""
 
     def enter(self, place: WorkerInfo) -> None:
         """Begin an iteration of the job: writers of earlier ones end."""
-        iteration = (place.iteration, place.term)
+        iteration = _epoch(place)
         if iteration > self._iteration:
             self._iteration, self._newest_step, self._has_gone_back = iteration, -1, False
 
@@ -140,6 +142,12 @@ class WorkerSlots:
 
         `wait_s`: how long it waits for one that is still read; not 0 where all ranks save this very step.
         """
+        if self._looked_for not in (_epoch(place), None):
+            self._looked_for = None
+            logger.warning(
+                "save without a load: call `load` at the beginning of each iteration, before the first step, or the "
+                "training begins anew after each fault"
+            )
         noting = recorder()
         if noting is None:
             return self._write_alone(place, step, shard, wait_s)
@@ -256,6 +264,10 @@ class WorkerSlots:
         answer = self.client.ask_any(wanted, _FETCH_S)
         return answer if isinstance(answer, (Fetched, NotFetched)) else None
 
+    def looks_for(self, place: WorkerInfo) -> None:
+        """It is asked in this iteration what can be restored."""
+        self._looked_for = _epoch(place)
+
     def loaded(self, load: Load) -> bool:
         """All ranks went back to this; return whether the keeper knows."""
         self._newest_step, self._has_gone_back = -1, False
@@ -324,6 +336,10 @@ class WorkerSlots:
         self._slots = [Slot(path) for path in answer.paths]
         self._job = bytes.fromhex(answer.job)
         self._populating = Populating(list(self._slots), device_to_register(shard))
+
+
+def _epoch(place: WorkerInfo) -> tuple[int, int]:
+    return place.iteration, place.term
 
 
 def checked_step(step: object) -> int:

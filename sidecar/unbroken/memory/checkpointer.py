@@ -3,6 +3,7 @@
 import logging
 import time
 import weakref
+import zlib
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim import Optimizer
 
-from unbroken.memory.agreement import all_true
+from unbroken.memory.agreement import AskedOptions, agreed_every, all_true
 from unbroken.memory.arena import Saved, Skipped, WorkerSlots, arena_of, checked_step, checked_timeout
 from unbroken.memory.background.epochs import read_mark
 from unbroken.memory.background.handover import DiskSettings, Handover
@@ -85,6 +86,11 @@ class Checkpointer:
             if folder is None:
                 raise ValueError(f"disk_every: want a folder in `disk` to write to, got {disk!r}")
             self._handover = Handover(DiskSettings(folder, _from_one("disk_every", disk_every), keep, self._every))
+        self._asked = AskedOptions(
+            2 if isinstance(disk, Disk) else int(disk is not None), zlib.crc32(str(folder or "").encode()),
+            min(disk_every or 0, MAX_NUMBER), min(keep, MAX_NUMBER) if disk_every else 0,
+            min(self._every, MAX_NUMBER), int(every is not None),
+        )  # fmt: skip
         self._reader = ShardReader()
         self._place: WorkerInfo | None = None
         self._told: set[str] = set()
@@ -262,9 +268,11 @@ class Checkpointer:
         refuse_no_state("load", state)
         arena = self._enter()
         place = self._place or read_place()
+        self._every = agreed_every(self._asked)
         if self._is_of_job:
             self._take_job_disk()
         if self._handover is not None:
+            self._handover.saved_every(self._every)
             try:
                 self._handover.begin(place)
             except OSError as error:

@@ -69,6 +69,8 @@ class Restoration:
         """Raises KeeperAwayError where the plan names checkpoints and this pod's keeper does not answer."""
         self._place = place
         self._arena = arena
+        if arena is not None:
+            arena.looks_for(place)
         found = None if arena is None else arena.find()
         if arena is not None and found is None:
             _refuse_to_begin_anew(place.restore)
@@ -320,7 +322,9 @@ class Restoration:
         if self._is_any and not whole and self._void:
             logger.warning("checkpoint in memory not used: %s", self._void)
         elif self._is_any and not whole and not self._why_none:
-            logger.warning("no checkpoint in memory is whole: shards of other hosts have gone with them")
+            logger.warning(
+                "no checkpoint in memory is whole: parts of other ranks were never saved, or went with their pods"
+            )
         elif self._arena is not None and self._place.iteration and not (self._is_any or whole or self._why_none):
             # A rendezvous that was started again may not know what there was.
             logger.warning("no checkpoint in memory is left: no pod of this iteration has a part of one")

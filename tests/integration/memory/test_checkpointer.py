@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from unbroken.keeper.reading import ReadLock
-from unbroken.memory import Checkpointer, Saved, Skipped, Writer, client
+from unbroken.memory import Checkpointer, Reader, Saved, Skipped, Writer, client
 from unbroken.memory.background.epochs import MARK
 from unbroken.memory.slots import Slot, SlotChangedError
 from unbroken.standstill import standstill
@@ -115,6 +115,24 @@ def test_what_could_not_be_read_without_running_code_is_refused_by_name(pod: Liv
         Checkpointer().save({"mine": {"path": Path("x"), "fine": 1}}, 0)
     # torch tells of two ways to run the code all the same, with codes for a terminal.
     assert "\x1b" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_save_in_an_iteration_without_a_load_is_told_once(pod: LivePod, caplog: pytest.LogCaptureFixture) -> None:
+    """Seen before: who had forgotten it began anew after each fault, and nothing said so."""
+    pod.start()
+    state, told = {"x": torch.zeros(8)}, "save without a load: call `load` at the beginning of each iteration"
+    Checkpointer().load(state)
+    Checkpointer().save(state, 1)
+    assert told not in caplog.text, "another one has loaded"
+    pod.be(iteration=1)
+    for step in (2, 3):
+        assert isinstance(Checkpointer().save(state, step), Saved)
+    assert caplog.text.count(told) == 1
+    pod.be_new_process()
+    reader = Reader(state)
+    reader.close()
+    Checkpointer().save(state, 4)
+    assert caplog.text.count(told) == 1
 
 
 def test_nothing_to_go_back_to_is_said_after_a_restart(pod: LivePod, caplog: pytest.LogCaptureFixture) -> None:
@@ -447,6 +465,7 @@ def test_a_checkpoint_that_is_whole_again_and_void_is_named(
     assert isinstance(Checkpointer().save(state, 5), Saved)
     pod.be(iteration=2)
     pod.be_new_process()
+    caplog.clear()
     monkeypatch.setenv("UNBROKEN_RESTORE", wire.encode(Restore((), floors=(load,))))
     assert Checkpointer().load({"weights": torch.zeros(3)}) is None
     told = f"checkpoint in memory not used: step 5 of iteration 0 is whole, and void since iteration 1 began {began}"

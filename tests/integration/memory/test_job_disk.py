@@ -1,9 +1,11 @@
 """Where a job says that its checkpoints are on the disk: all ranks take one place, whatever each was told."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,14 +34,14 @@ dist.destroy_process_group()
 """
 
 
-def run(folder: Path, *told: dict[str, str]) -> list[str]:
+def run(folder: Path, *told: dict[str, str], script: str = RANK) -> list[str]:
     """Load on as many ranks, each told something of its own; return what each of them has then."""
     common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
     common["WORLD_SIZE"] = str(len(told))
     # Not by pipes: the processes that write to the disk would keep them open.
     files = [folder / f"rank-{rank}" for rank in range(len(told))]
     ranks = [
-        subprocess.Popen([sys.executable, "-c", RANK, file], env={**common, **one, "RANK": str(rank)})
+        subprocess.Popen([sys.executable, "-c", script, file], env={**common, **one, "RANK": str(rank)})
         for rank, (file, one) in enumerate(zip(files, told, strict=True))
     ]
     try:
@@ -60,6 +62,57 @@ def test_all_ranks_go_by_what_the_first_one_was_told(tmp_path: Path) -> None:
     restored, nothing = f"3 {values.double().sum().item()} (50, 3)", "None 0.0 None"
     assert run(tmp_path, told, {}, elsewhere) == [restored] * 3
     assert run(tmp_path, {}, told) == [nothing] * 2
+
+
+UNLIKE = """
+import json, os, sys
+from pathlib import Path
+import torch, torch.distributed as dist
+from unbroken.memory import Checkpointer
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+state, problem = {"w": torch.zeros(1000)}, ""
+checkpoints = Checkpointer(**json.loads(os.environ["TEST_ASKED"]))
+for _ in range(2):  # The second one after the ranks have agreed, or not.
+    try:
+        checkpoints.load(state)
+    except ValueError as error:
+        problem = str(error)
+Path(sys.argv[1]).write_text(f"{problem}|{checkpoints.save(state, 6).reason}")
+dist.barrier()
+dist.destroy_process_group()
+"""
+ON_BOTH = "Checkpointer: want the same on all ranks, got "
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "problem"),
+    [
+        ({"every": 2}, {"every": 3}, "every=2, no disk on rank 0, and every=3, no disk on rank 1"),
+        ({}, {"every": 3}, "no every, no disk on rank 0, and every=3, no disk on rank 1"),
+        ({"disk": "a"}, {}, "no every, a folder in `disk` on rank 0, and no every, no disk on rank 1"),
+        (
+            {"disk": "a", "disk_every": 10},
+            {"disk": "a", "disk_every": 15},
+            "no every, a folder in `disk`, disk_every=10, disk_keep=3 on rank 0, and "
+            "no every, a folder in `disk`, disk_every=15, disk_keep=3 on rank 1",
+        ),
+    ],
+)
+def test_scripts_that_ask_for_different_things_are_refused_on_all_ranks(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], problem: str
+) -> None:
+    """Seen before: ranks waited in different collectives for ever, or tried to allocate 2 exabytes."""
+    asked = [json.dumps(one | ({"disk": str(tmp_path / "a")} if "disk" in one else {})) for one in (first, second)]
+    found = run(tmp_path, *({"TEST_ASKED": one} for one in asked), script=UNLIKE)
+    assert [text.partition("|")[0] for text in found] == [ON_BOTH + problem] * 2
+
+
+def test_pods_of_two_templates_save_as_the_first_rank_was_told(tmp_path: Path) -> None:
+    """While one replaces the other."""
+    told = ({"UNBROKEN_MEMORY_EVERY": "4"}, {"UNBROKEN_MEMORY_EVERY": "3"})
+    found = run(tmp_path, *(one | {"TEST_ASKED": "{}"} for one in told), script=UNLIKE)
+    assert found == ["|not due: every 4 steps"] * 2
 
 
 def test_what_the_job_says_is_read_from_the_environment() -> None:

@@ -104,6 +104,10 @@ class Handover:
         self.intruder = ""
         """Another job that has begun in the folder since this one did, as this rank sees it."""
 
+    def saved_every(self, steps: int) -> None:
+        """Only steps that this divides are saved."""
+        self._settings = replace(self._settings, saved_every=steps)
+
     def begin(self, place: WorkerInfo) -> None:
         """Void what earlier iterations have not made whole, before anybody looks for it. A collective of all ranks.
 
@@ -312,7 +316,8 @@ class Handover:
         A collective of all ranks, which return the same. If one could not order it to be written, they wait for the
         newest that all have ordered.
         """
-        until_s = time.monotonic() + seconds
+        began_s = time.monotonic()
+        until_s = began_s + seconds
         while self._due is not None and time.monotonic() < until_s:
             self.catch_up()
             time.sleep(_LOOK_S)
@@ -337,7 +342,7 @@ class Handover:
         if self._epoch is None:
             problem = self._problem or "`load` was not called at the beginning of this iteration"
         elif step >= 0:
-            problem = self._wait_for(self._epoch, step, until_s) or problem
+            problem = self._wait_for(self._epoch, step, began_s, until_s) or problem
         # Their clocks and views of the folder differ; what one of them has seen whole is whole.
         is_whole = any(row == [[1]] for row in gather([[int(not problem)]], 1))
         if not is_whole:
@@ -354,9 +359,8 @@ class Handover:
         more = f" and {counted(len(lacking) - _MOST_NAMED, 'more rank')}" if len(lacking) > _MOST_NAMED else ""
         return f": want the part of rank {', '.join(map(str, lacking[:_MOST_NAMED]))}{more}"
 
-    def _wait_for(self, epoch: Epoch, step: int, until_s: float) -> str:
+    def _wait_for(self, epoch: Epoch, step: int, began_s: float, until_s: float) -> str:
         """Wait until a step is whole; return why it is not, "" if it is."""
-        began_s = time.monotonic()
         while not epoch.is_whole(step):
             failure = epoch.failure(step)
             if why_void := epoch.why_void():
