@@ -7,11 +7,12 @@ pods with a keeper that is reached ──> rings, as few new ones as can be ─�
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from unbroken_core.coordinator.decisions import Consultable, Wait
 from unbroken_core.coordinator.memory.rings import Wish, arrange
 from unbroken_core.coordinator.state.job import JobState, StatusText
-from unbroken_core.coordinator.state.phases import Forming, Interrupted, Planned, Running
+from unbroken_core.coordinator.state.phases import Forming, Interrupted, KeepersWait, Planned, Running
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.protocol.messages import PodObservation
 from unbroken_core.protocol.settings import HOST
@@ -26,6 +27,8 @@ _MOST_PIN_S, _PIN_S_PER_POD = 0.1, 0.0001
 With few it is looked soon, since saves are skipped until a step that was copied is protected."""
 KEEPERS_AWAITED_S = 10.0
 """After a fault, so long at most a plan waits for what only pods have that are away; without it steps would be lost."""
+MOST_AWAITED_S = 3 * KEEPERS_AWAITED_S
+"""So long at most it waits in a row, whoever comes meanwhile: pods that come and go hold up no plan for ever."""
 _MAX_NAMES = 3
 _UNNAMED = ""
 """In place of uids that are not known yet: pods that the operator will name, to a coordinator that has just begun."""
@@ -122,7 +125,7 @@ def await_keepers(job: JobState, phase: Consultable, world: World, now_s: float)
     if not table.steps:
         # Who came back first has no part of any: the others may have all of one.
         is_due = bool(unheard) and now_s < returned_until_s
-        return _wait_for(job, phase, sorted(unheard), returned_until_s) if is_due else None
+        return _wait_for(job, phase, sorted(unheard), returned_until_s, now_s) if is_due else None
     at_s = phase.since_s if isinstance(phase, Forming) else phase.at_s
     until_s = max(at_s + KEEPERS_AWAITED_S, returned_until_s)
     ends = {uid: until_s for uid in (*table.away, *unheard) if uid in members or uid in missing}
@@ -139,12 +142,19 @@ def await_keepers(job: JobState, phase: Consultable, world: World, now_s: float)
     is_kept = world.world_size == job.world.size and isinstance(phase, Interrupted) and phase.job_rung_began is None
     takers = world.promoted if is_kept else [uid for uid in mute if uid in members]
     awaited = table.awaited(there, seated if is_kept else (), mute, takers)
-    return _wait_for(job, phase, awaited, min(ends[uid] for uid in awaited)) if awaited else None
+    return _wait_for(job, phase, awaited, min(ends[uid] for uid in awaited), now_s) if awaited else None
 
 
-def _wait_for(job: JobState, phase: Consultable, awaited: Sequence[str], until_s: float) -> Wait:
+def _wait_for(job: JobState, phase: Consultable, awaited: Sequence[str], until_s: float, now_s: float) -> Wait | None:
+    before = phase.keepers
+    is_new = before is None or now_s > before.until_s + KEEPERS_AWAITED_S
+    since_s = now_s if before is None or is_new else before.since_s
+    if now_s >= since_s + MOST_AWAITED_S:
+        return None
+    until_s = min(until_s, since_s + MOST_AWAITED_S)
     text = f"{_wait_text(job, awaited)}; otherwise goes on without it"
     reason = Reason.WAITING_FOR_WORKERS if isinstance(phase, Forming) else Reason.RECOVERING
+    phase = replace(phase, keepers=KeepersWait(since_s, until_s))
     return Wait(until_s, StatusText(reason, text, until_s), phase)
 
 

@@ -70,6 +70,15 @@ class Hold:
 
 
 @dataclass(frozen=True)
+class KeepersWait:
+    """The next plan waits for keepers without which a checkpoint in memory is lost."""
+
+    since_s: float
+    until_s: float
+    """As it was found last; one that begins soon after it goes on with it."""
+
+
+@dataclass(frozen=True)
 class Adoption:
     """A job that runs already is being taken over from its agents."""
 
@@ -110,6 +119,7 @@ class Forming:
     adoption: Adoption | None = None
     consulting: Consulting = Consulting()
     hold: Hold | None = None
+    keepers: KeepersWait | None = None
 
 
 @dataclass(frozen=True)
@@ -217,6 +227,7 @@ class Interrupted:
     """Set where a worker made no progress."""
     consulting: Consulting = Consulting()
     hold: Hold | None = None
+    keepers: KeepersWait | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from tests.unit.unbroken_core.coordinator.memory.test_buddies_told import PODS, 
 from tests.unit.unbroken_core.coordinator.memory.test_known_copies import Told, copy, key, own
 
 from unbroken_core.coordinator.coordinator import Coordinator
-from unbroken_core.coordinator.copying import KEEPERS_AWAITED_S
+from unbroken_core.coordinator.copying import KEEPERS_AWAITED_S, MOST_AWAITED_S
 from unbroken_core.coordinator.events import Action, AgentDisconnected, Observed, Send
 from unbroken_core.coordinator.memory.holders import Step
 from unbroken_core.coordinator.memory.table import Checkpoints, ReportingPod
@@ -167,6 +167,28 @@ def test_where_all_processes_start_again_all_keepers_are_waited_for() -> None:
     assert restored(actions + bench.tick(6.0)) is None, bench.status().message
     assert bench.status().message.startswith(f"waits for the keeper of {PODS[1]}")
     assert restored(bench.tell(PODS[1], whole) + bench.tick(0.1)) == {10}
+
+
+def test_pods_without_a_keeper_that_come_and_go_hold_up_no_plan_for_ever() -> None:
+    """Each of them has its time from when it comes; before, that had no end."""
+    job = MuteSpare()
+    bench, go = job.bench, job.spare
+    assert restored(job.lose_owner()) is None
+    for turn in range(20):
+        come = f"digits-{5 + turn}"
+        bench.racks[come], bench.held[come] = "r3", Held(f"{turn:02}", (), (), (), "", 0)
+        bench.states[come] = bench.workers_of(come, READY, -1)
+        actions = list[Action]()
+        for there in ((*PODS[1:4], go, come), (*PODS[1:4], come)):
+            seen = {f"uid-{pod}": PodObservation(pod, f"node-{pod}", (bench.racks[pod],)) for pod in there}
+            actions += bench.step(Observed(Observation(seen, is_accounted=True)))
+            actions += [] if come in bench.sessions else bench.join(come)
+        bench.sessions.pop(go)
+        go = come
+        if restored(actions + bench.live(4.0)) is not None:
+            break
+        assert bench.status().message.startswith("waits for the keeper of"), bench.status().message
+    assert KEEPERS_AWAITED_S < 4.0 * turn <= MOST_AWAITED_S
 
 
 class CutOff:
