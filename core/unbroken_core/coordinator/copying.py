@@ -122,10 +122,6 @@ def await_keepers(job: JobState, phase: Consultable, world: World, now_s: float)
     unheard = missing.difference(table.away)
     if is_blind:
         unheard.add(_UNNAMED)
-    if not table.steps:
-        # Who came back first has no part of any: the others may have all of one.
-        is_due = bool(unheard) and now_s < returned_until_s
-        return _wait_for(job, phase, sorted(unheard), returned_until_s, now_s) if is_due else None
     at_s = phase.since_s if isinstance(phase, Forming) else phase.at_s
     until_s = max(at_s + KEEPERS_AWAITED_S, returned_until_s)
     ends = {uid: until_s for uid in (*table.away, *unheard) if uid in members or uid in missing}
@@ -142,7 +138,12 @@ def await_keepers(job: JobState, phase: Consultable, world: World, now_s: float)
     is_kept = world.world_size == job.world.size and isinstance(phase, Interrupted) and phase.job_rung_began is None
     takers = world.promoted if is_kept else [uid for uid in mute if uid in members]
     awaited = table.awaited(there, seated if is_kept else (), mute, takers)
-    return _wait_for(job, phase, awaited, min(ends[uid] for uid in awaited), now_s) if awaited else None
+    if awaited:
+        return _wait_for(job, phase, awaited, min(ends[uid] for uid in awaited), now_s)
+    if table.steps or not unheard or now_s >= returned_until_s:
+        return None
+    # Who came back first has no part of any: the others may have all of one.
+    return _wait_for(job, phase, sorted(unheard), returned_until_s, now_s)
 
 
 def _wait_for(job: JobState, phase: Consultable, awaited: Sequence[str], until_s: float, now_s: float) -> Wait | None:

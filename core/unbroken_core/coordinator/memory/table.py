@@ -9,6 +9,7 @@ Changed in place, as the table of pods is: with thousands of pods each report to
 it can be reported again: a new coordinator knows as much once the agents have sent Hello.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -394,12 +395,16 @@ class Checkpoints:
         self, there: frozenset[str], seated: frozenset[str], mute: frozenset[str], takers: frozenset[str]
     ) -> tuple[str, ...]:
         # A coordinator that has just begun has yet to hear of the ranks that only a mute pod has copies of: of so many
-        # at most, so that a step which somebody invents is not looked at rank by rank in each report.
+        # at most, so that a step which somebody invents is not looked at rank by rank in each report. One of which all
+        # had gone is known by what those had that may come back.
+        brought = Counter[StepKey]()
+        for uid in there:
+            brought.update({key: len(shards) for key, shards in self._away[uid].shards.items()})
         most = len(mute) * (MAX_COPIES_TOLD + MAX_RANKS_PER_POD)
         known = (
             key
-            for key, step in self.steps.items()
-            if (step.was_sealed or key.world_size - len(step.holders) <= most) and not self.is_void(key)
+            for key in self.steps.keys() | brought.keys()
+            if self._may_be_whole(key, most + brought[key]) and not self.is_void(key)
         )
         for key in sorted(known, reverse=True):
             found = self._awaited_for(key, there, seated, mute)
@@ -407,11 +412,16 @@ class Checkpoints:
                 return tuple(sorted(found | (takers & mute)))
         return ()
 
+    def _may_be_whole(self, key: StepKey, most: int) -> bool:
+        """Return whether a step was whole, or is with so many shards more."""
+        step = self.steps.get(key, Step())
+        return step.was_sealed or key.world_size - len(step.holders) <= most
+
     def _awaited_for(
         self, key: StepKey, there: frozenset[str], seated: frozenset[str], mute: frozenset[str]
     ) -> frozenset[str] | None:
         """Return who has to be reached for all of a step to be read; None: it would not be."""
-        step, found, is_anywhere = self.steps[key], set[str](), False
+        step, found, is_anywhere = self.steps.get(key, Step()), set[str](), False
         if mute and not there and len(step.holders.keys() | step.contents.keys()) < key.world_size:
             return mute  # Nobody has told of a rank. Thousands of them are not looked at one by one in each report.
         same = step.by_content()

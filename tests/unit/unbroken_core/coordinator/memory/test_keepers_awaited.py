@@ -11,7 +11,7 @@ from unbroken_core.coordinator.copying import KEEPERS_AWAITED_S, MOST_AWAITED_S
 from unbroken_core.coordinator.events import Action, AgentDisconnected, Observed, Send
 from unbroken_core.coordinator.memory.holders import Step
 from unbroken_core.coordinator.memory.table import Checkpoints, ReportingPod
-from unbroken_core.protocol.messages import Observation, Plan, PodObservation
+from unbroken_core.protocol.messages import Buddies, Observation, Plan, PodObservation
 from unbroken_core.protocol.settings import RungBudget
 from unbroken_core.vocabulary.checkpoints import Held, Holding
 from unbroken_core.vocabulary.reasons import Cause, Rung, WorkerPhase
@@ -192,20 +192,34 @@ def test_pods_without_a_keeper_that_come_and_go_hold_up_no_plan_for_ever() -> No
 
 
 class CutOff:
-    """Step 10 is protected; all pods but a spare are cut off, and a new coordinator is without them for long."""
+    """Step 10 is protected; all pods but a spare are cut off, and a coordinator, mostly a new one, lacks them long."""
 
-    def __init__(self, num_spares: int = 1, *, is_observed: bool = True) -> None:
+    def __init__(self, num_spares: int = 1, *, is_observed: bool = True, is_new: bool = True) -> None:
         self.bench = bench = CopyBench(replace(SETTINGS, replicas=len(PODS) - num_spares, spares=num_spares))
         told = bench.run_job(*PODS)
         bench.save(0, 10, told, *PODS)
         bench.settle()
+        if not is_new:
+            self.save_more({pod: replace(one, owners=()) for pod, one in told.items()})
         self.spare = PODS[4]
         self.plans = {uid.removeprefix("uid-"): one.plan for uid, one in bench.coordinator._job.members.by_uid.items()}
-        bench.coordinator, bench.sessions = Coordinator(bench.settings, bench.now_s), {}
+        if is_new:
+            bench.coordinator, bench.sessions = Coordinator(bench.settings, bench.now_s), {}
+        for pod in () if is_new else PODS[:4]:
+            bench.step(AgentDisconnected(bench.sessions.pop(pod)))
         if is_observed:
             self.observe(*PODS)
-        self.back(self.spare)
+        if is_new:
+            self.back(self.spare)
         bench.live(180.0)
+
+    def save_more(self, told: dict[str, Buddies]) -> None:
+        """All save step 20 beside it, of which nobody has a copy yet."""
+        before = dict(self.bench.held)
+        self.bench.save(0, 20, told, *PODS)
+        for pod in PODS:
+            now = self.bench.held[pod]
+            self.bench.tell(pod, replace(now, holdings=now.holdings + before[pod].holdings, copies=before[pod].copies))
 
     def observe(self, *pods: str) -> list[Action]:
         seen = {f"uid-{pod}": PodObservation(pod, f"node-{pod}", (RACKS[pod],)) for pod in pods}
@@ -233,6 +247,15 @@ def test_pods_that_were_cut_off_together_are_waited_for_once_the_first_is_back(n
     assert restored(job.back(PODS[first]) + job.bench.tick(KEEPERS_AWAITED_S - 0.5)) is None
     assert job.bench.status().message.startswith(f"waits for {', '.join(others)} to be heard again, which may")
     assert restored(job.back(*others) + job.bench.tick(0.1)) == {10}
+
+
+def test_a_step_of_which_all_had_gone_is_known_by_what_those_had_who_may_come_back() -> None:
+    """Seen in the simulation: the same coordinator had forgotten that it was whole, and began anew with the first."""
+    job = CutOff(is_new=False)
+    job.observe(*PODS[:3], job.spare)
+    assert restored(job.back(PODS[0]) + job.bench.tick(KEEPERS_AWAITED_S - 0.5)) is None, job.bench.status().message
+    assert "to be heard again, where alone the newest checkpoint in memory" in job.bench.status().message
+    assert restored(job.back(*PODS[1:3]) + job.bench.tick(0.1)) == {10}
 
 
 @pytest.mark.parametrize(("num_spares", "first"), FIRST_BACK)
