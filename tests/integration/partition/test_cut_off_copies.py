@@ -18,6 +18,7 @@ REPLICAS, SPARES = 4, 1
 @pytest.fixture
 def job() -> Iterator[MemoryJob]:
     """A job that trains, with an even number of active pods: the spare keeps no copies."""
+    # As the other tests of this folder: without the right to make networks there is nothing real to cut. CI has it.
     if missing := find_missing():
         pytest.skip(f"no network namespaces: {missing}")
     network = Network("rendezvous", *(f"pod-{index}" for index in range(REPLICAS + SPARES)))
