@@ -7,6 +7,7 @@ instant of raising, so nothing is raised after the gate was closed. And the hand
 still on its way through `finally` blocks, which it spares.
 """
 
+import _thread
 import contextlib
 import signal
 import sys
@@ -78,6 +79,8 @@ class Gate:
         self._is_freed = threading.Event()
         """Not set during an abort."""
         self._is_freed.set()
+        self._freeing_lock = threading.Lock()
+        """Around a signal sent during an abort, so that none is sent after it."""
         self.is_held = False
         """Whether the main thread waits for the end of an abort."""
         self._is_importing = False
@@ -99,6 +102,8 @@ class Gate:
         """Make the gate harmless in a forked child."""
         self._is_open = False
         self.atomic_lock = threading.RLock()
+        # Other threads, which the child does not have, may have held their locks.
+        self._freeing_lock, self._is_freed = threading.Lock(), threading.Event()
         self._is_freed.set()
         self.is_leaving = False
 
@@ -157,6 +162,23 @@ class Gate:
         main_thread = threading.main_thread().ident
         if main_thread is not None and not self.left.is_set():
             signal.pthread_kill(main_thread, self._signal_number)
+            # Not threading's: to start one it takes a lock that the main thread may have.
+            _thread.start_new_thread(self._keep_signalling, (main_thread,))
+
+    def _keep_signalling(self, main_thread: int) -> None:
+        """Signal the main thread during an abort until it has raised.
+
+        A signal that comes between the interpreter's last look and a call that blocks is seen only when that call
+        returns. Where the call waits with a lock that the abort waits for, it never does.
+        """
+        interval_s = FIRST_INTERVAL_S
+        while not self._is_freed.wait(interval_s):
+            with self._freeing_lock:
+                if self._is_freed.is_set() or self.left.is_set() or self._num_raised:
+                    return
+                if not self.is_held:
+                    signal.pthread_kill(main_thread, self._signal_number)
+            interval_s = min(interval_s * 2, LONGEST_INTERVAL_S)
 
     def force_out(self, free: Callable[[], bool]) -> None:
         """Signal the main thread until it has left; from another thread.
@@ -166,7 +188,8 @@ class Gate:
         """
         interval_s = FIRST_INTERVAL_S
         main_thread = threading.main_thread().ident
-        self._is_freed.set()
+        with self._freeing_lock:
+            self._is_freed.set()
         if self.is_held and self.left.wait(interval_s):
             return
         while not self.left.is_set() and main_thread is not None:
@@ -203,7 +226,7 @@ class Gate:
         self.atomic_lock.release()
 
     def _on_signal(self, _number: int, frame: FrameType | None) -> None:
-        if not (self._is_open and self.is_leaving) or is_unraisable(frame):
+        if not (self._is_open and self.is_leaving) or self.is_held or is_unraisable(frame):
             return
         is_swallowed = self._num_raised >= MAX_POLITE_RAISES
         if not is_swallowed and self._is_cleaning_up(sys.exc_info()[1]):

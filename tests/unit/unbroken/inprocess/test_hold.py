@@ -2,6 +2,8 @@
 
 import ctypes
 import importlib
+import queue
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -95,8 +97,19 @@ def test_function_that_is_freed_by_the_abort_does_not_go_on(gate: Gate) -> None:
     assert seen == ["works", "waits", "aborted"]
 
 
-def test_function_that_holds_what_the_abort_needs_is_let_go(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_lost", [0, 3])
+def test_function_that_holds_what_the_abort_needs_is_let_go(
+    gate: Gate, num_lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if signals come just before it blocks, which do not wake it: the abort would wait for its lock for ever."""
     monkeypatch.setattr(gates, "HOLD_S", 0.1)
+    lost = iter(range(num_lost))
+
+    def pthread_kill(thread: int, number: int) -> None:
+        if next(lost, None) is None:
+            signal.pthread_kill(thread, number)
+
+    monkeypatch.setattr(gates, "signal", SimpleNamespace(pthread_kill=pthread_kill))
     logging_lock, has_lock = threading.Lock(), threading.Event()
 
     def abort() -> None:
@@ -109,12 +122,31 @@ def test_function_that_holds_what_the_abort_needs_is_let_go(gate: Gate, monkeypa
     def train() -> None:
         with logging_lock:
             has_lock.set()
-            threading.Event().wait()
+            # Not an event's wait: a raise between two of its lines leaves it with an error of its own.
+            queue.SimpleQueue[None]().get()
 
     thread = beside(abort)
     outcome = gate.run(train)
     thread.join()
     assert isinstance(outcome.error, RankShouldRestart)
+    assert next(lost, None) is None
+
+
+def test_signals_that_come_while_the_function_stands_still_do_nothing(gate: Gate) -> None:
+    seen: list[str] = []
+
+    def train() -> None:
+        gate.leave("over")
+        gate.is_held = True
+        signal.raise_signal(gate._signal_number)
+        seen.append("stands still")
+        gate.is_held = False
+        signal.raise_signal(gate._signal_number)
+        seen.append("goes on")
+
+    outcome = gate.run(train)
+    assert isinstance(outcome.error, RankShouldRestart)
+    assert seen == ["stands still"]
 
 
 def test_function_that_has_left_by_itself_is_not_held(gate: Gate) -> None:
