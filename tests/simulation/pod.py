@@ -279,7 +279,12 @@ class Pod:
         return not self.is_muted and not self.one_way
 
     def cut_off(self, how: str) -> None:
-        """Lose all that goes "up", "down", or "both" ways, and notice it some time later by a ping without answer."""
+        """Lose all that goes "up", "down", or "both" ways, and notice it some time later by a ping without answer.
+
+        A way that was lost before stays so: behind what a connection has lost it delivers nothing more.
+        """
+        if self.is_muted or self.one_way not in ("", how):
+            how = "both"
         self.is_muted, self.one_way = how == "both", "" if how == "both" else how
         latest_s = 1.5 * ping_interval_s(self.world.settings.timeouts)
         name = self.connection

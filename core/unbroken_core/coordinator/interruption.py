@@ -176,7 +176,7 @@ def _culprits_place(job: JobState) -> Iterator[tuple[Member, WorkerPlace]]:
         return
     culprit = job.history.running.culprit
     member = job.members.by_uid.get(culprit.pod_uid)
-    if member is not None and culprit.local_rank is not None:
+    if member is not None and culprit.local_rank is not None and not culprit.is_agents:
         place = member.places[culprit.local_rank]
         if place.state.incarnation == culprit.incarnation:
             yield member, place

@@ -28,6 +28,8 @@ SCRIPT_CAUSES = frozenset(
     )
 )
 """Causes that a defect of the script has; lost pods and killed processes say nothing about it."""
+NEVER_GOT_PLAN = "never got the plan: its agent was restarted at that moment"
+"""What is wrong with a worker that waits, soundly, for a plan that is in force."""
 
 _HANGS = (Cause.SOFT_TIMEOUT, Cause.HARD_TIMEOUT)
 _ASKS = "asks all ranks what they do"
@@ -66,6 +68,11 @@ class FaultRecord:
     """Name of the log rule that has found it."""
     lost_ranks: tuple[int, ...] = ()
     """Of a pod that this coordinator never heard: the ranks that it had."""
+
+    @property
+    def is_agents(self) -> bool:
+        """Whether the agent was at fault, and nothing is known against the worker."""
+        return self.cause is Cause.EXCEPTION and self.detail == NEVER_GOT_PLAN
 
     @property
     def text(self) -> str:
@@ -243,7 +250,7 @@ class Incident:
         return tuple(frozenset() if fault.is_hang else self._who_failed(fault) for fault in self._ended)
 
     def _who_failed(self, fault: FaultRecord) -> frozenset[str]:
-        if fault.cause not in SCRIPT_CAUSES or not fault.pod_uid:
+        if fault.cause not in SCRIPT_CAUSES or not fault.pod_uid or fault.is_agents:
             return frozenset()
         return frozenset({fault.pod_uid, *self._by_words.get(_words(fault), ())})
 
@@ -349,7 +356,9 @@ def _words(fault: FaultRecord) -> tuple[str, ...]:
 
 def _weight(fault: FaultRecord) -> tuple[int, bool, float, float]:
     if fault.cause is not Cause.SOFT_TIMEOUT:
-        return fault.cause.severity, False, -fault.at_s, 0.0
+        # Whoever fails beside one whose agent was restarted did so by himself.
+        severity = -1 if fault.is_agents else fault.cause.severity
+        return severity, False, -fault.at_s, 0.0
     # Its instant is that of the last progress: whoever waits for the one that hangs may have stopped before that one.
     # What is reported after the interruption is a consequence, unless it is more certain.
     reported_s = round(fault.at_s + fault.detect_s, 6)

@@ -336,7 +336,7 @@ class Members:
             for local_rank in member.ranks:
                 place = places[local_rank]
                 place.told_iteration = iteration
-                place.told_incarnation = place.state.incarnation
+                place.told_incarnation = place.planned_incarnation = place.state.incarnation
         self.sort(member)
 
     def believe(self, member: Member, place: WorkerPlace) -> None:

@@ -6,6 +6,7 @@ from unbroken_core.coordinator.state.mistakes import is_mistake, is_same, remedy
 from unbroken_core.protocol.messages import PROTOCOL, Fault, Hello, Plan, RankPlan, WorkerState
 from unbroken_core.protocol.settings import JobSettings
 from unbroken_core.ranks.worlds import Move
+from unbroken_core.recovery.history import NEVER_GOT_PLAN
 from unbroken_core.vocabulary.plurals import counted
 from unbroken_core.vocabulary.reasons import Cause, RankReason, Role, WorkerPhase
 
@@ -26,6 +27,8 @@ class WorkerPlace:
     told_iteration: int = -1
     """The last iteration for which it was given an active rank."""
     told_incarnation: int = -1
+    planned_incarnation: int = 0
+    """The process for which the last plan with a rank for it was made. The first, if that plan was another life's."""
     replacing: int | None = None
     """The incarnation that was ordered to be replaced, until a newer one is seen."""
     is_order_sent: bool = False
@@ -292,9 +295,9 @@ def evidence(place: WorkerPlace, iteration: int, is_adoption: bool = False) -> F
         cause = state.fault.cause if state.fault is not None else Cause.PROCESS_EXIT
         return Fault(cause, iteration, state.fault.detail if state.fault is not None else "the process has ended")
     is_untold = state.phase is WorkerPhase.READY and state.incarnation != place.told_incarnation
-    if is_untold and state.iteration >= 0:
-        # A process that took the place of another one would not have been in any iteration yet.
-        return Fault(Cause.EXCEPTION, iteration, "never got the plan: its agent was restarted at that moment")
+    if is_untold and (state.iteration >= 0 or state.incarnation == place.planned_incarnation):
+        # A process that took the place of another one would be newer, and in no iteration yet.
+        return Fault(Cause.EXCEPTION, iteration, NEVER_GOT_PLAN)
     if is_untold or state.phase is WorkerPhase.STARTING:
         return Fault(Cause.PROCESS_EXIT, iteration, "another process took its place")
     has_left = state.phase in (WorkerPhase.READY, WorkerPhase.STOPPING) and state.iteration >= iteration

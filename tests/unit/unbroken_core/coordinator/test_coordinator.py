@@ -561,6 +561,28 @@ def test_processes_that_never_heard_a_plan_of_their_restarted_agent_are_no_new_o
     assert ranks(plans["p0"]) == [0, 1]
 
 
+@pytest.mark.parametrize("has_another_fault", [False, True])
+def test_a_process_whose_agent_was_restarted_at_the_first_plan_goes_on_though_the_cheapest_rung_is_not_listed(
+    has_another_fault: bool,
+) -> None:
+    """A recovery blamed it for the end of a process, and ended it; who really failed went on."""
+    rungs = (RungBudget(Rung.PROCESS), RungBudget(Rung.POD), RungBudget(Rung.IN_PROCESS, 0))
+    bench = Bench(replace(SETTINGS, rungs=rungs))
+    for pod in ("p0", "p1", "p2"):
+        actions = bench.join(pod)
+    plan = sent(actions, Plan)["p0"]
+    bench.step(AgentDisconnected(bench.sessions["p0"]))
+    bench.all_are(RUNNING, 0, "p1")
+    actions = bench.join("p0", term=1, plan=plan)
+    assert sent(actions, Interrupt)["p1"].detail.startswith("never got the plan")
+    if has_another_fault:
+        bench.fault("p1", 0, Cause.EXCEPTION)
+    actions = bench.all_are(READY, 0, "p1") + bench.live(5)
+    assert list(sent(actions, Respawn)) == ["p1"] * has_another_fault
+    (recovery,) = bench.status().recoveries
+    assert (recovery.cause, recovery.pod) == (Cause.EXCEPTION, "p1" if has_another_fault else "p0")
+
+
 def test_a_silent_pod_is_lost_after_the_heartbeat_timeout() -> None:
     bench = Bench()
     bench.run("p0", "p1", "p2")
