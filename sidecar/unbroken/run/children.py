@@ -88,7 +88,7 @@ class Children:
             await asyncio.wait([child.ended for child in alive], timeout=5.0)
 
     async def kill_leftovers(self) -> None:
-        """Kill all descendants and wait for their ends; orphans were adopted by this process."""
+        """Kill all descendants and wait for their ends; orphans were adopted by this process. The last call."""
         until_s = self._loop.time() + _LEFTOVERS_S
         while (found := _descendants(os.getpid())) and self._loop.time() < until_s:
             for pid in found:
@@ -96,6 +96,8 @@ class Children:
                     os.kill(pid, signal.SIGKILL)
             await asyncio.sleep(_PAUSE_S)
             self._reap()
+        # The loop closes what signals are written to before it gives them up: one in between would be complained of.
+        self._loop.remove_signal_handler(signal.SIGCHLD)
 
 
 def _descendants(root: int) -> list[int]:

@@ -6,7 +6,7 @@ import sys
 from tests.processes import is_gone
 
 SCRIPT = """
-import asyncio, os, threading
+import asyncio, os, signal, threading
 from unbroken.run.children import Children
 
 kill = os.kill
@@ -20,7 +20,18 @@ def kill_slowly(pid, number):
         timer.daemon = True
         timer.start()
 
+def be_told_while_it_closes(loop):
+    # A kernel tells of the last process when it likes.
+    close = loop._close_self_pipe
+
+    def close_and_be_told():
+        close()
+        kill(os.getpid(), signal.SIGCHLD)
+
+    loop._close_self_pipe = close_and_be_told
+
 async def main():
+    be_told_while_it_closes(asyncio.get_running_loop())
     children = Children()
     child = children.start("parent", ["sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!"], os.environ, None)
     await child.ended
@@ -34,3 +45,4 @@ asyncio.run(main())
 def test_run_ends_after_the_processes_that_its_parts_left_behind() -> None:
     ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=True)
     assert is_gone(int(ended.stdout))
+    assert ended.stderr == ""
