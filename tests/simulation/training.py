@@ -198,7 +198,11 @@ class FailingPod:
 
     def entered(self, pod: Pod, worker: Worker) -> None:
         """A worker enters the training function."""
-        if pod.uid == self.uid and worker.local_rank == 0 and self.num_raised < MOST_RAISES:
+        if pod.uid != self.uid or worker.local_rank != 0:
+            return
+        if self.num_raised >= MOST_RAISES:
+            self._in_a_row = 0  # It has failed for the last time.
+        else:
             iteration, delay_s = worker.iteration, self.random.choice([0.0, 0.001, 0.02])
             self.world.after(delay_s, lambda: self._raise(pod, worker, iteration), "")
 

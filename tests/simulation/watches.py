@@ -149,8 +149,8 @@ class Watches:
             self._note_acquittal(uid)
         for uid in unfit - self._unfit:
             self._check_blame(uid)
-        self._unfit = unfit
-        self._check_orders(actions)
+        before, self._unfit = self._unfit, unfit
+        self._check_orders(actions, before)
         self._check_whole(actions)
         self._check_due()
         if isinstance(coordinator._job.phase, Running):
@@ -194,7 +194,7 @@ class Watches:
         if len(recent) > MAX_BLAMED:
             raise FalseBlameError(f"{len(recent)} pods are blamed within {BUDGET_S:g} s: {recent}")
 
-    def _check_orders(self, actions: list[Action]) -> None:
+    def _check_orders(self, actions: list[Action], unfit_before: set[str]) -> None:
         """Check that nobody stops training without a pod that is blamed, and that such a pod gets nothing more."""
         for action in actions:
             if not isinstance(action, Send):
@@ -206,7 +206,8 @@ class Watches:
                 and message.pod not in self._blamed_ever
             ):
                 raise FalseBlameError(f"nobody is blamed: {message}")
-            if isinstance(message, Respawn) and uid in self._unfit:
+            # In the step that blames it, processes may have been ordered before.
+            if isinstance(message, Respawn) and uid in self._unfit & unfit_before:
                 raise FalseBlameError(f"{uid} is called broken, and gets processes: {message}")
             if not isinstance(message, Plan) or message.iteration <= self.world.ledger.newest_before:
                 continue
