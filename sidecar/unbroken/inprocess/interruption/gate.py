@@ -162,8 +162,10 @@ class Gate:
         main_thread = threading.main_thread().ident
         if main_thread is not None and not self.left.is_set():
             signal.pthread_kill(main_thread, self._signal_number)
-            # Not threading's: to start one it takes a lock that the main thread may have.
-            _thread.start_new_thread(self._keep_signalling, (main_thread,))
+            # Not threading's: to start one it takes a lock that the main thread may have. Without one, as where a
+            # container may have no more, the abort goes on.
+            with contextlib.suppress(RuntimeError):
+                _thread.start_new_thread(self._keep_signalling, (main_thread,))
 
     def _keep_signalling(self, main_thread: int) -> None:
         """Signal the main thread during an abort until it has raised.

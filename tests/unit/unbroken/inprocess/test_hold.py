@@ -132,6 +132,19 @@ def test_function_that_holds_what_the_abort_needs_is_let_go(
     assert next(lost, None) is None
 
 
+def test_an_abort_goes_on_where_no_thread_can_be_started(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of processes and threads in a container has a limit."""
+
+    def start_new_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(gates, "_thread", SimpleNamespace(start_new_thread=start_new_thread))
+    gate.left.clear()
+    gate.leave("over")
+    gate.hold()
+    assert gate.run(lambda: None).value is None
+
+
 def test_signals_that_come_while_the_function_stands_still_do_nothing(gate: Gate) -> None:
     seen: list[str] = []
 
