@@ -55,6 +55,16 @@ class NoRoom:
     limit_bytes: int
     detail: str
 
+    @property
+    def text(self) -> str:
+        """Say it to people."""
+        is_over = self.needed_bytes > self.limit_bytes
+        limit = f"{'but' if is_over else 'and'} its limit is {self.limit_bytes}{':' if is_over else ', but'}"
+        return (
+            f"checkpoints in memory need {self.needed_bytes} bytes in this pod (two slots for each worker, three for "
+            f"each copy), {limit} {self.detail}"
+        )
+
 
 @dataclass(frozen=True)
 class Sealed:

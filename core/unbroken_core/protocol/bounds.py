@@ -324,6 +324,7 @@ BOUNDS: dict[str, Bound] = {
     "owner": _NAME,
     "uid": _NAME,
     "problems": Items(MAX_COPIES, Text(MAX_DETAIL)),
+    "no_room": Text(MAX_DETAIL),
     "peers": Items(MAX_FETCHES),
     "keepers": Items(MAX_COPIES),
     "pinned": Items(MAX_PINNED, _INDEX),

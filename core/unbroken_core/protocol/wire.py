@@ -58,7 +58,7 @@ _USUAL |= {
     LogRule: {"within_s": None, "every_s": None, "ranks": LogRanks.FIRST},
     JobSettings: {"copies": 0, "across": "", "health": HealthMode.OBSERVE, "log_rules": ()} | _STRAGGLERS | _PREFLIGHT,
     messages.Welcome: {"copies": 0},
-    Held: {"copies": (), "host": "", "port": 0, "problems": (), "disk": None},
+    Held: {"copies": (), "host": "", "port": 0, "problems": (), "disk": None, "no_room": ""},
     Candidate: {"fetches": ()},
     Restore: {"peers": ()},
     MemoryStatus: {"across": "", "disk_step": -1, "disk_every": 0, "disk_problem": ""},

@@ -148,6 +148,8 @@ class Held:
     """Which steps of those that Buddies name it does not overwrite from now on: what is told here of them stays."""
     disk: OnDisk | None = None
     """None: nobody has told, or no checkpoints are written to a disk in the background."""
+    no_room: str = ""
+    """Why the checkpoints of this pod's own workers have no room in it; for people only."""
 
 
 @dataclass(frozen=True)

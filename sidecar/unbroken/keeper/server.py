@@ -238,7 +238,9 @@ class Keeper:
     def _reserve(self, local_rank: int, num_bytes: int) -> Reserved | NoRoom:
         if not CONTENT_OFFSET < num_bytes <= 1 << 50:
             raise WireError(f"Reserve.num_bytes: want {CONTENT_OFFSET + 1} to {1 << 50}, got {num_bytes}")
-        return self._arena.reserve(local_rank, num_bytes)
+        answer = self._arena.reserve(local_rank, num_bytes)
+        self._telling.set_room(local_rank, answer if isinstance(answer, NoRoom) else None)
+        return answer
 
     def _checked(self, local_rank: int) -> int:
         if not 0 <= local_rank < self._config.ranks_per_pod:

@@ -13,8 +13,10 @@ from pathlib import Path
 from unbroken.keeper.arena import COPIES, Arena, SealedSlot
 from unbroken.keeper.copies import owners_of
 from unbroken.keeper.digests import open_slot, read_digests
+from unbroken_core.pod.memory_messages import NoRoom
 from unbroken_core.pod.memory_slots import Head, digests_name
 from unbroken_core.protocol import wire
+from unbroken_core.protocol.bounds import MAX_DETAIL
 from unbroken_core.protocol.settings import MAX_RANKS_PER_POD
 from unbroken_core.vocabulary.checkpoints import (
     MAX_COPIES_TOLD,
@@ -70,6 +72,8 @@ class Telling:
         self._problems: tuple[tuple[str, str], ...] = ()
         self._pinned: tuple[Key, ...] = ()
         self._disk: OnDisk | None = None
+        self._no_room: dict[int, NoRoom] = {}
+        """By the local ranks whose slots could not be made."""
 
     def changed(self) -> None:
         """What can be read has changed."""
@@ -86,6 +90,19 @@ class Telling:
         """These pods have not the newest checkpoints of this one."""
         if problems != self._problems:
             self._problems = problems
+            self.changed()
+
+    def set_room(self, local_rank: int, problem: NoRoom | None) -> None:
+        """This worker's slots were made; `problem`: why they were not."""
+        with self._news:
+            known = self._no_room.get(local_rank)
+            if problem is None:
+                self._no_room.pop(local_rank, None)
+            elif known is None or known.needed_bytes != problem.needed_bytes:
+                # What is free, in its detail, may be another number each time that a worker asks.
+                self._no_room[local_rank] = problem
+            is_news = self._no_room.get(local_rank) is not known
+        if is_news:
             self.changed()
 
     def set_pinned(self, pinned: tuple[Key, ...]) -> None:
@@ -158,7 +175,9 @@ class Telling:
         ]
         held = Held(self._name, tuple(holdings[:_MAX_HOLDINGS]), self._loads)
         held = replace(held, copies=self._copied(copies), port=self._port, problems=self._problems, pinned=pinned)
-        return replace(held, disk=self._disk)
+        with self._news:
+            no_room = next(iter(self._no_room.values()), None)
+        return replace(held, disk=self._disk, no_room="" if no_room is None else no_room.text[:MAX_DETAIL])
 
     def _copied(self, copies: list[SealedSlot]) -> tuple[Copy, ...]:
         """Return what is kept for other pods, the newest steps of each first."""

@@ -118,12 +118,7 @@ class WorkerSlots:
             return ""
         answer = self.client.ask_any(Reserve(self.local_rank, needed_bytes(shard)), _ALLOCATION_S)
         if isinstance(answer, NoRoom):
-            is_over = answer.needed_bytes > answer.limit_bytes
-            return (
-                f"checkpoints in memory need {answer.needed_bytes} bytes in this pod (two slots for each worker, "
-                f"three for each copy), {'but its' if is_over else 'and its'} limit is {answer.limit_bytes}"
-                f"{':' if is_over else ', but'} {answer.detail}"
-            )
+            return answer.text
         if not isinstance(answer, Reserved):
             return f"no keeper answers at {self.folder}: its log is the agent's"
         try:

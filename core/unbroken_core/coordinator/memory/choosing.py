@@ -195,7 +195,7 @@ def memory_status(table: Checkpoints, recalled: Recall, iteration: int) -> Memor
         reason = f"step {step} could not be read by {pod}: {why}"
     status = MemoryStatus(
         complete_step=-1 if complete is None else complete.step,
-        reason=reason[:1000],
+        reason=(reason or table.lack_of_room(iteration))[:1000],
     )
     disk = table.disk.known
     if disk is not None:

@@ -75,6 +75,8 @@ class _Place:
     """As in Held."""
     pinned: tuple[Key, ...] = ()
     """As in Held."""
+    no_room: str = ""
+    """As in Held."""
     shards: dict[StepKey, dict[int, HeldShard]] = field(default_factory=dict)
 
 
@@ -289,6 +291,12 @@ class Checkpoints:
                 return f"{place.name} is not copied to {uid if holder is None else holder.name}: {why}"[:1000]
         return ""
 
+    def lack_of_room(self, iteration: int) -> str:
+        """Return why a pod with ranks in this iteration cannot save, of the first that says so; "" where none does."""
+        world = self._worlds.get(iteration)
+        found = (place for uid, place in self._places.items() if place.no_room and world and uid in world.pods)
+        return next((f"{place.name}: {place.no_room}" for place in found), "")
+
     def copied(self, uid: str) -> dict[str, StepKey | None]:
         """Return whose copies a pod has, and the newest step of each owner; None: all are void."""
         place = self._places.get(uid)
@@ -467,6 +475,7 @@ class Checkpoints:
             self._note_away(reporter.uid, before)
         problems = () if peer is None else held.problems[:MAX_COPIES]
         place = _Place(reporter.name, held.arena, peer, problems=problems, pinned=held.pinned[:MAX_PINNED])
+        place.no_room = held.no_room
         self._replace(reporter, place, reporter.uid, holdings, held.copies if peer is not None else ())
         if peer is not None:
             self.unheard.discard(reporter.uid)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.sidecar.memory_runs import SHAPE, Calm, losses, restored, train
+from tests.integration.sidecar.memory_runs import SHAPE, WORKLOAD, Calm, losses, restored, train
 
 from unbroken.folders import lock_folder
 
@@ -182,6 +182,17 @@ def test_a_limit_that_is_too_small_is_told_with_the_size_needed(start_job: Calla
     assert "checkpoints in memory need" in job.text()
     assert "its limit is 65536" in job.text()
     assert restored(tmp_path / "small") == {0: {"None"}}
+
+
+def test_the_status_says_for_as_long_as_it_lasts_that_a_limit_is_too_small(
+    start_job: Callable[..., Any], tmp_path: Path
+) -> None:
+    shape = ("--pods", "1", "--ranks-per-pod", "2", "--memory", "64Ki")
+    job = start_job(*shape, workload="wrapped", command=[WORKLOAD, "fsdp2", str(tmp_path), "hold:0:1:7"])
+    job.wait_for((tmp_path / "held").exists, "a rank that waits", 200.0)
+    reason = job.wait_for(lambda: (job.status()["memory"] or {}).get("reason"), "a status that says why", 200.0)
+    assert "checkpoints in memory need" in reason
+    assert "but its limit is 65536" in reason
 
 
 def test_a_run_leaves_nothing_in_memory(start_job: Callable[..., Any], tmp_path: Path) -> None:

@@ -423,3 +423,16 @@ def test_a_first_start_redoes_nothing_and_what_nobody_knows_is_not_said_to_be_no
     first, later = memory_status(table, Recall(), 0), memory_status(table, Recall(), 1)
     assert (first.steps_redone, first.is_redone_least) == (0, False)
     assert (later.steps_redone, later.is_redone_least) == (0, True)
+
+
+def test_a_pod_with_ranks_in_which_checkpoints_have_no_room_is_told_with_why() -> None:
+    """Nothing is saved for as long as it lasts, and the status said only `no step is on all ranks yet`."""
+    table = Checkpoints()
+    table.begin(0, SEATS)
+    for uid in ("c", "b"):
+        table.receive(teller(uid), Held(f"0{uid}", no_room="its limit is 1"))
+    assert memory_status(table, Recall(), 0).reason == "pod-b: its limit is 1"
+    assert memory_status(table, Recall(), 1).reason == "", "nobody is known to have ranks in it"
+    assert memory_status(table, Recall(Choice(reason="step 10 was lost")), 0).reason == "step 10 was lost"
+    tell(table, "b")
+    assert memory_status(table, Recall(), 0).reason == ""
