@@ -83,6 +83,7 @@ class Gate:
         """Around a signal sent during an abort, so that none is sent after it."""
         self.is_held = False
         """Whether the main thread waits for the end of an abort."""
+        self._held_until_s = 0.0
         self._is_importing = False
         """Whether the last signal came into an import."""
         self._atomic = AtomicSection(self)
@@ -165,10 +166,10 @@ class Gate:
             # Not threading's: to start one it takes a lock that the main thread may have. Without one, as where a
             # container may have no more, the abort goes on.
             with contextlib.suppress(RuntimeError):
-                _thread.start_new_thread(self._keep_signalling, (main_thread,))
+                _thread.start_new_thread(self.keep_signalling, (main_thread,))
 
-    def _keep_signalling(self, main_thread: int) -> None:
-        """Signal the main thread during an abort until it has raised.
+    def keep_signalling(self, main_thread: int) -> None:
+        """Signal the main thread during an abort until it has left; in a thread of its own.
 
         A signal that comes between the interpreter's last look and a call that blocks is seen only when that call
         returns. Where the call waits with a lock that the abort waits for, it never does.
@@ -176,9 +177,9 @@ class Gate:
         interval_s = FIRST_INTERVAL_S
         while not self._is_freed.wait(interval_s):
             with self._freeing_lock:
-                if self._is_freed.is_set() or self.left.is_set() or self._num_raised:
+                if self._is_freed.is_set() or self.left.is_set():
                     return
-                if not self.is_held:
+                if not self._stands_still():
                     signal.pthread_kill(main_thread, self._signal_number)
             interval_s = min(interval_s * 2, LONGEST_INTERVAL_S)
 
@@ -228,12 +229,13 @@ class Gate:
         self.atomic_lock.release()
 
     def _on_signal(self, _number: int, frame: FrameType | None) -> None:
-        if not (self._is_open and self.is_leaving) or self.is_held or is_unraisable(frame):
+        if not (self._is_open and self.is_leaving) or self._stands_still() or is_unraisable(frame):
             return
         is_swallowed = self._num_raised >= MAX_POLITE_RAISES
         if not is_swallowed and self._is_cleaning_up(sys.exc_info()[1]):
             return
-        self._wait_for_abort()
+        if not (self._is_importing and is_importing(frame)):  # An import stands still once.
+            self._wait_for_abort()
         self._is_importing = time.monotonic() - self._leaving_since_s < IMPORT_S and is_importing(frame)
         if self._is_importing:
             return
@@ -247,11 +249,19 @@ class Gate:
     def _wait_for_abort(self) -> None:
         if self._is_freed.is_set():
             return
+        self._held_until_s = time.monotonic() + HOLD_S
         self.is_held = True
         try:
             self._is_freed.wait(HOLD_S)
         finally:
             self.is_held = False
+
+    def _stands_still(self) -> bool:
+        """Return whether the main thread waits for the end of an abort, which is not there.
+
+        A handler of the script's may run meanwhile: for longer than it waits it is not left alone.
+        """
+        return self.is_held and not self._is_freed.is_set() and time.monotonic() < self._held_until_s
 
     def _is_cleaning_up(self, handled: BaseException | None) -> bool:
         """Return whether the handler or `finally` block that runs now belongs to the end of the iteration."""

@@ -102,8 +102,10 @@ class Interrupter:
             # Meanwhile the main thread may have left by itself and be on its way to the next iteration.
             if self._is_inside(iteration):
                 gate.hold()
-                self.abort_once(iteration)
-                gate.force_out(lambda: self._free_again(iteration))
+                try:
+                    self.abort_once(iteration)
+                finally:
+                    gate.force_out(lambda: self._free_again(iteration))
         finally:
             gate.atomic_lock.release()
 

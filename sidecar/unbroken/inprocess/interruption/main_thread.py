@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
+from unbroken.inprocess.interruption.gate import Gate
 from unbroken.inprocess.torch_state.device import devices_in_use
 from unbroken.inprocess.torch_state.group_states import read_groups
 from unbroken_core.pod.activities import read
@@ -127,7 +128,7 @@ def _others(frames_by_thread: dict[int, FrameType], main: int) -> tuple[str, Fra
     hook = None
     for ident, frame in list(frames_by_thread.items())[:_MAX_THREADS]:
         thread = threads.get(ident)
-        if ident == main or (thread is not None and thread.name.startswith(_OWN_THREADS)):
+        if ident == main or _is_own(thread, frame):
             continue
         reading = read(MainThread(0, _stack(frame)), True)
         if reading.doing is Doing.COLLECTIVE:
@@ -135,6 +136,15 @@ def _others(frames_by_thread: dict[int, FrameType], main: int) -> tuple[str, Fra
         if thread is None or isinstance(thread, threading._DummyThread):
             hook = frame
     return "", hook
+
+
+def _is_own(thread: threading.Thread | None, frame: FrameType) -> bool:
+    if thread is not None:
+        return thread.name.startswith(_OWN_THREADS)
+    outermost = frame
+    while outermost.f_back is not None:
+        outermost = outermost.f_back
+    return outermost.f_code is Gate.keep_signalling.__code__
 
 
 def _is_raising(ident: int) -> bool:

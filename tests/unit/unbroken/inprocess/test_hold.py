@@ -1,14 +1,17 @@
 """While collectives are aborted, nothing of the function runs on what they leave, and nothing of it is saved."""
 
+import contextlib
 import ctypes
 import importlib
+import os
 import queue
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import FrameType, ModuleType, SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -17,6 +20,7 @@ from tests.waiting import wait_until
 
 from unbroken.inprocess.interruption import gate as gates
 from unbroken.inprocess.interruption.gate import FunctionOutcome, Gate, RankShouldRestart
+from unbroken.inprocess.interruption.main_thread import _others
 from unbroken.standstill import Standstill
 
 
@@ -145,21 +149,145 @@ def test_an_abort_goes_on_where_no_thread_can_be_started(gate: Gate, monkeypatch
     assert gate.run(lambda: None).value is None
 
 
-def test_signals_that_come_while_the_function_stands_still_do_nothing(gate: Gate) -> None:
-    seen: list[str] = []
+class CountingGate(Gate):
+    """Counts the signals that its handler has seen the end of."""
+
+    num_handled = 0
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        try:
+            super()._on_signal(number, frame)
+        finally:
+            self.num_handled += 1
+
+
+def test_signals_that_come_while_the_function_stands_still_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gates, "HOLD_S", 60.0)
+    gate, rounds = CountingGate(), 0
+    gate.install()
+    gate.reset()
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def has_handled(number: int) -> bool:
+        return gate.num_handled >= number
+
+    def abort() -> None:
+        wait_until(lambda: rounds > 10, "the function to run")
+        gate.leave("over")
+        gate.hold()
+        wait_until(lambda: gate.is_held, "the main thread to stand still")
+        for number in range(1, 4):
+            signal.pthread_kill(main, gate._signal_number)
+            wait_until(partial(has_handled, number), "a signal to be handled")
+        assert gate.is_held
+        gate.force_out(lambda: True)
 
     def train() -> None:
-        gate.leave("over")
-        gate.is_held = True
-        signal.raise_signal(gate._signal_number)
-        seen.append("stands still")
-        gate.is_held = False
-        signal.raise_signal(gate._signal_number)
-        seen.append("goes on")
+        nonlocal rounds
+        while True:
+            rounds += 1
 
-    outcome = gate.run(train)
+    thread = beside(abort)
+    try:
+        outcome = gate.run(train)
+        thread.join()
+    finally:
+        gate.uninstall()
     assert isinstance(outcome.error, RankShouldRestart)
-    assert seen == ["stands still"]
+    assert gate._num_raised == 1
+
+
+def test_function_whose_own_handler_blocks_while_it_stands_still_is_forced_out(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM during an abort: a script may save in its handler, with a collective."""
+    monkeypatch.setattr(gates, "HOLD_S", 60.0)
+    blocked = threading.Event()
+
+    def on_signal(*_: object) -> None:
+        blocked.set()
+        queue.SimpleQueue[None]().get()
+
+    def abort() -> None:
+        has_begun.wait()
+        gate.leave("over")
+        gate.hold()
+        wait_until(lambda: gate.is_held, "the main thread to stand still")
+        os.kill(os.getpid(), signal.SIGUSR1)
+        blocked.wait()
+        gate.force_out(lambda: True)
+
+    def train() -> None:
+        has_begun.set()
+        while True:
+            pass
+
+    has_begun, before = threading.Event(), signal.signal(signal.SIGUSR1, on_signal)
+    thread = beside(abort)
+    try:
+        outcome = gate.run(train)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    thread.join()
+    assert isinstance(outcome.error, RankShouldRestart)
+
+
+def test_function_that_swallows_and_blocks_again_with_what_the_abort_needs_is_let_go(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates, "HOLD_S", 0.1)
+    logging_lock, has_lock, seen = threading.Lock(), threading.Event(), []
+
+    def abort() -> None:
+        has_lock.wait()
+        gate.leave("over")
+        gate.hold()
+        with logging_lock:
+            seen.append(gate._num_raised)
+            gate.force_out(lambda: True)
+
+    def train() -> None:
+        with logging_lock:
+            has_lock.set()
+            with contextlib.suppress(BaseException):
+                queue.SimpleQueue[None]().get()
+            queue.SimpleQueue[None]().get()
+
+    thread = beside(abort)
+    outcome = gate.run(train)
+    thread.join()
+    assert isinstance(outcome.error, RankShouldRestart)
+    assert seen == [2]
+
+
+def test_the_thread_that_signals_is_none_of_the_engine_s(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that `threading` does not know is torch's, which runs hooks of the script: it hid a main thread."""
+    monkeypatch.setattr(gates, "HOLD_S", 60.0)
+    seen: list[FrameType | None] = []
+
+    def frames_of_unknown() -> dict[int, FrameType]:
+        known = {thread.ident for thread in threading.enumerate()}
+        return {ident: frame for ident, frame in sys._current_frames().items() if ident not in known}
+
+    def abort() -> None:
+        has_begun.wait()
+        gate.leave("over")
+        gate.hold()
+        frames = wait_until(frames_of_unknown, "the thread that signals")
+        seen.append(_others(frames, 0)[1])
+        gate.force_out(lambda: True)
+
+    def train() -> None:
+        has_begun.set()
+        while True:
+            pass
+
+    has_begun = threading.Event()
+    thread = beside(abort)
+    gate.run(train)
+    thread.join()
+    assert seen == [None]
 
 
 def test_function_that_has_left_by_itself_is_not_held(gate: Gate) -> None:
@@ -336,3 +464,45 @@ def test_a_training_that_an_import_began_is_interrupted_at_once(gate: Gate, pack
         del sys.modules[script.__name__]
     thread.join()
     assert isinstance(seen[0].error, RankShouldRestart)
+
+
+def test_an_import_stands_still_once_however_long_an_abort_takes(
+    gate: Gate, package: SlowPackage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held again and again it came to the end of its time, was interrupted, and failed for good."""
+    monkeypatch.setattr(gates, "HOLD_S", 0.05)
+    monkeypatch.setattr(gates, "IMPORT_S", 300.0)
+    holds: list[None] = []
+    wait_for_abort = gate._wait_for_abort
+
+    def counted() -> None:
+        holds.append(None)
+        wait_for_abort()
+
+    monkeypatch.setattr(gate, "_wait_for_abort", counted)
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def abort() -> None:
+        wait_until(package.begun.is_set, "an import to begin")
+        gate.leave("over")
+        gate.hold()
+        wait_until(lambda: gate._is_importing, "the import to go on")
+        for _ in range(5):
+            signal.pthread_kill(main, gate._signal_number)
+        # Its end needs the import: as an abort's that imports the module itself.
+        package.go.set()
+        wait_until(lambda: hasattr(sys.modules.get(package.name), "ready"), "the import to end")
+        gate.force_out(lambda: True)
+
+    def train() -> None:
+        importlib.import_module(package.name)
+        while True:
+            pass
+
+    thread = beside(abort)
+    outcome = gate.run(train)
+    thread.join()
+    assert isinstance(outcome.error, RankShouldRestart)
+    assert importlib.import_module(package.name).ready
+    assert len(holds) <= 2, "once in the import, and once behind it"
