@@ -51,7 +51,8 @@ def inspect(
             take_fault(job, unnamed, now_s, lost_s)
             continue
         record = _record(member, place, found, now_s, has_waited(job, member, local_rank))
-        if take_fault(job, record, now_s, lost_s) and not record.is_hang and not record.waited:
+        is_news = take_fault(job, record, now_s, lost_s)
+        if is_news and not (record.is_hang or record.waited or record.is_agents):
             count_fault(job, member, place)
 
 

@@ -183,7 +183,8 @@ class Incident:
                 self._by_words.setdefault(words, set()).add(fault.pod_uid)
         self._note_end(fault)
         known = self.faults.get(key)
-        if known is not None and known.cause.severity >= fault.cause.severity:
+        is_own = known is not None and known.is_agents and not fault.is_agents
+        if known is not None and known.cause.severity >= fault.cause.severity + is_own:
             return False
         self.faults[key] = fault
         self._keep(key, fault)
@@ -250,7 +251,7 @@ class Incident:
         return tuple(frozenset() if fault.is_hang else self._who_failed(fault) for fault in self._ended)
 
     def _who_failed(self, fault: FaultRecord) -> frozenset[str]:
-        if fault.cause not in SCRIPT_CAUSES or not fault.pod_uid or fault.is_agents:
+        if fault.cause not in SCRIPT_CAUSES or not fault.pod_uid:
             return frozenset()
         return frozenset({fault.pod_uid, *self._by_words.get(_words(fault), ())})
 
@@ -356,9 +357,8 @@ def _words(fault: FaultRecord) -> tuple[str, ...]:
 
 def _weight(fault: FaultRecord) -> tuple[int, bool, float, float]:
     if fault.cause is not Cause.SOFT_TIMEOUT:
-        # Whoever fails beside one whose agent was restarted did so by himself.
-        severity = -1 if fault.is_agents else fault.cause.severity
-        return severity, False, -fault.at_s, 0.0
+        # Whoever raises beside one whose agent was restarted did so by himself.
+        return fault.cause.severity, not fault.is_agents, -fault.at_s, 0.0
     # Its instant is that of the last progress: whoever waits for the one that hangs may have stopped before that one.
     # What is reported after the interruption is a consequence, unless it is more certain.
     reported_s = round(fault.at_s + fault.detect_s, 6)

@@ -19,6 +19,7 @@ from unbroken_core.coordinator.events import (
     Tick,
 )
 from unbroken_core.coordinator.respawning import MAX_HOLD_S
+from unbroken_core.coordinator.state.job import MAX_ALONE
 from unbroken_core.pod.liveness import RECOVERY_RECONNECT_S
 from unbroken_core.pod.stacks import MAX_FRAME_CHARACTERS, MAX_FRAMES
 from unbroken_core.protocol.messages import (
@@ -561,19 +562,25 @@ def test_processes_that_never_heard_a_plan_of_their_restarted_agent_are_no_new_o
     assert ranks(plans["p0"]) == [0, 1]
 
 
+def pass_over(bench: Bench, pod: str, plan: Plan) -> list[Action]:
+    """Restart the agent of a pod just as it has the plan: its processes never get it."""
+    bench.step(AgentDisconnected(bench.sessions[pod]))
+    return bench.join(pod, term=1, plan=plan)
+
+
+PROCESS_RUNGS = (RungBudget(Rung.PROCESS), RungBudget(Rung.POD), RungBudget(Rung.IN_PROCESS, 0))
+
+
 @pytest.mark.parametrize("has_another_fault", [False, True])
-def test_a_process_whose_agent_was_restarted_at_the_first_plan_goes_on_though_the_cheapest_rung_is_not_listed(
+def test_a_process_whose_agent_was_restarted_at_the_first_plan_goes_on_though_the_cheapest_rung_is_used_up(
     has_another_fault: bool,
 ) -> None:
     """A recovery blamed it for the end of a process, and ended it; who really failed went on."""
-    rungs = (RungBudget(Rung.PROCESS), RungBudget(Rung.POD), RungBudget(Rung.IN_PROCESS, 0))
-    bench = Bench(replace(SETTINGS, rungs=rungs))
+    bench = Bench(replace(SETTINGS, rungs=PROCESS_RUNGS))
     for pod in ("p0", "p1", "p2"):
         actions = bench.join(pod)
-    plan = sent(actions, Plan)["p0"]
-    bench.step(AgentDisconnected(bench.sessions["p0"]))
     bench.all_are(RUNNING, 0, "p1")
-    actions = bench.join("p0", term=1, plan=plan)
+    actions = pass_over(bench, "p0", sent(actions, Plan)["p0"])
     assert sent(actions, Interrupt)["p1"].detail.startswith("never got the plan")
     if has_another_fault:
         bench.fault("p1", 0, Cause.EXCEPTION)
@@ -581,6 +588,46 @@ def test_a_process_whose_agent_was_restarted_at_the_first_plan_goes_on_though_th
     assert list(sent(actions, Respawn)) == ["p1"] * has_another_fault
     (recovery,) = bench.status().recoveries
     assert (recovery.cause, recovery.pod) == (Cause.EXCEPTION, "p1" if has_another_fault else "p0")
+
+
+def test_a_restart_of_an_agent_is_no_fault_of_a_rank() -> None:
+    bench = Bench(replace(SETTINGS, max_faults_per_rank=0))
+    for pod in ("p0", "p1", "p2"):
+        actions = bench.join(pod)
+    bench.all_are(RUNNING, 0, "p1")
+    assert sent(pass_over(bench, "p0", sent(actions, Plan)["p0"]), Interrupt)
+    plans = sent(bench.all_are(READY, 0, "p1"), Plan)
+    assert ranks(plans["p0"]) == [0, 1]
+
+
+def test_a_process_that_fails_by_itself_after_it_never_got_a_plan_is_replaced() -> None:
+    bench = Bench(replace(SETTINGS, spares=0, rungs=PROCESS_RUNGS))
+    for pod in ("p0", "p1"):
+        actions = bench.join(pod)
+    bench.all_are(RUNNING, 0, "p1")
+    pass_over(bench, "p0", sent(actions, Plan)["p0"])
+    bench.all_are(READY, 0, "p1")
+    assert bench.status().iteration == 1
+    bench.all_are(RUNNING, 1, "p0")
+    bench.worker("p0", 0, STOPPING, Fault(Cause.EXCEPTION, 1, "CudaError: broken"), iteration=1)
+    actions = bench.all_are(READY, 1, "p0", "p1") + bench.live(5)
+    assert list(sent(actions, Respawn)) == ["p0"]
+    (recovery,) = bench.status().recoveries
+    assert (recovery.pod, recovery.detail) == ("p0", "CudaError: broken")
+
+
+def test_a_pod_whose_agent_is_restarted_at_each_plan_loses_its_ranks_to_a_spare() -> None:
+    """Its agent may run out of memory there, or its disk be full."""
+    bench = Bench()
+    for pod in ("p0", "p1", "p2"):
+        actions = bench.join(pod)
+    plans = sent(actions, Plan)
+    for iteration in range(MAX_ALONE):
+        assert plans["p0"].role is Role.ACTIVE
+        bench.all_are(RUNNING, iteration, "p1")
+        pass_over(bench, "p0", plans["p0"])
+        plans = sent(bench.all_are(READY, iteration, "p1") + bench.live(6), Plan)
+    assert (plans["p0"].role, plans["p2"].role) == (Role.SPARE, Role.ACTIVE)
 
 
 def test_a_silent_pod_is_lost_after_the_heartbeat_timeout() -> None:
