@@ -411,6 +411,8 @@ class Ledger:
         # Who has no contact when all have entered makes a step that nobody knows of.
         is_early = iteration not in self.ran or began_s is None or world.now_s < began_s + 3 * schedule.step_s + 1.0
         is_calm = not is_early and began_s is not None and world.disturbed_s < began_s
+        # Who hangs since before that does not come to a step.
+        is_calm = is_calm and not any(worker.is_hung for _pod, worker in world.entries.get(iteration, {}).values())
         if can_wait and is_calm and schedule.tells_steps == "all" and "timeouts.drain" not in order.detail:
             raise Violation(f"iteration {iteration} is interrupted between its steps without need: {order}")
         if can_wait and is_calm and schedule.tells_steps == "all" and world.now_s < world.schedule.work_s:

@@ -51,9 +51,12 @@ FAILED_BEFORE = (
     8004629,  # A rank that was to step in an iteration that was over never stepped again: the model's fault.
     34005227,  # All holders of a step were away, and the coordinator had forgotten that it was whole.
     9019327,  # Of pods that were cut off the first to come back to a new rendezvous got a plan at once.
-    # The model's faults: a pod failed no more; an order of processes came before the blame, in the same step.
+    # The model's faults: a pod failed no more; an order of processes came before the blame, in the same step; what a
+    # rendezvous called protected in its last step was not noted; a rank hung since before its iteration ran.
     37003757,
     36005250,
+    36014449,
+    37015664,
     34006166,  # A connection that was cut twice lost messages and delivered later ones: the model's fault.
     35002160,  # A sound process whose agent was restarted at the first plan was taken for a new one, and ended.
     5001835,  # A plan failed at once between long waits, which the check took for one: the job was complete in the end.

@@ -325,6 +325,8 @@ class World:
         self.past = self.coordinator.past
         if self.schedule.has_memory:
             self.last_report = (self.now_s, self.coordinator.status(self.now_s, str))
+        # What its last step has called protected is noted before the next one, and there is none.
+        self.memory.note_promise(self.coordinator)
         self.coordinator = None
         self.epoch += 1
         self._tick_at_s = None
