@@ -1,6 +1,7 @@
 """Checkpoints in memory as a user sees them: jobs that break go on with the very numbers of one that did not."""
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,9 @@ def test_the_status_says_for_as_long_as_it_lasts_that_a_limit_is_too_small(
     reason = job.wait_for(lambda: (job.status()["memory"] or {}).get("reason"), "a status that says why", 200.0)
     assert "checkpoints in memory need" in reason
     assert "but its limit is 65536" in reason
+    # Not killed: what a killed run leaves in memory is there until the next one.
+    job.process.terminate()
+    assert job.process.wait(100.0) == 128 + signal.SIGTERM
 
 
 def test_a_run_leaves_nothing_in_memory(start_job: Callable[..., Any], tmp_path: Path) -> None:
